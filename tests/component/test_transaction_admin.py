@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 
 import mansio
 import mansio.blocking
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.errors import (
     ClusterAuthorizationFailed,
     InvalidProducerEpoch,
@@ -228,7 +229,7 @@ def test_a_transaction_that_waits_for_the_decision_about_its_batch_is_shown_and_
     open_transaction(broker.bootstrap_servers, "held-1", "held", ["a"])
     known = admin.describe("held-1")
     services = broker._running().service
-    hold = services.transactions.prepare("held-1", known.producer_id, known.producer_epoch)
+    hold = services.transactions.prepare("held-1", known.producer_id, known.producer_epoch, caller=ANONYMOUS)
     broker._run_on_loop(hold)
     held = admin.describe("held-1")
     assert (held.state, held.timeout_ms) == ("Ongoing", 2**31 - 1)
@@ -249,13 +250,17 @@ def test_a_prepared_transaction_of_a_query_that_is_gone_is_terminated_and_its_ba
     open_transaction(broker.bootstrap_servers, name, "gone", ["a"])
     client.publish("gone", b"behind it")
     known = admin.describe(name)
-    broker._run_on_loop(services.transactions.prepare(name, known.producer_id, known.producer_epoch))
+    broker._run_on_loop(
+        services.transactions.prepare(name, known.producer_id, known.producer_epoch, caller=ANONYMOUS)
+    )
     assert committed(client, "gone") == []
     assert admin.terminate(name).state == "Ongoing"
     wait_until(lambda: committed(client, "gone") == [b"behind it"])
     batch = [TaskTransaction(name, known.producer_id, known.producer_epoch)]
     with pytest.raises(InvalidTxnState, match="batch 0 is not committed"):
-        broker._run_on_loop(services.transactions.commit_batch("q-7", 0, batch, is_commit=True))
+        broker._run_on_loop(
+            services.transactions.commit_batch("q-7", 0, batch, is_commit=True, caller=ANONYMOUS)
+        )
     assert committed(client, "gone") == [b"behind it"]
 
 

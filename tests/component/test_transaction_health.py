@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaException
 from prometheus_client.parser import text_string_to_metric_families
 
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.cli.broker import doctor
 from mansio.testing.broker import TestBroker
 from mansio.wire.topic_partition import TopicPartition
@@ -144,7 +145,9 @@ def test_health_reports_that_a_transaction_waits_for_its_decision_and_not_that_i
     client.admin.create_topic("orders", partitions=1)
     open_transaction(broker.bootstrap_servers, "orders-1", "orders", ["a"])
     known = client.admin.transactions.describe("orders-1")
-    broker._run_on_loop(services.transactions.prepare("orders-1", known.producer_id, known.producer_epoch))
+    broker._run_on_loop(
+        services.transactions.prepare("orders-1", known.producer_id, known.producer_epoch, caller=ANONYMOUS)
+    )
     broker.clock.advance(hours=2)
     (found,) = warnings(broker, "transaction_open")
     assert "waits for the decision to commit or abort it" in found["detail"]

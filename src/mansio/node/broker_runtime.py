@@ -46,7 +46,8 @@ from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
-from mansio.broker.services.authorization import AuthorizationService
+from mansio.broker.services.acls import AclService
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
@@ -413,13 +414,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             burst_ms=settings.quota_burst_ms,
         )
-        authorization = AuthorizationService(
-            None,
-            store=self.store,
-            state=self.state,
-            scheduler=host_ports.scheduler,
-            random=host_ports.random,
-        )
+        authorization = Authorization(None)
         cluster = None if cluster_member is None else cluster_member.services()
         authenticator = BrokerAuthenticator(
             settings.node_id, None if cluster_member is None else self.state, host_ports.random
@@ -467,7 +462,9 @@ class BrokerRuntime:
             scheduler=host_ports.scheduler,
             random=host_ports.random,
         )
-        groups = GroupService(self.groups, node_id=settings.node_id, verifier=verifier)
+        groups = GroupService(
+            self.groups, node_id=settings.node_id, verifier=verifier, authorization=authorization
+        )
         users = UserService(
             store=self.store,
             state=self.state,
@@ -517,7 +514,13 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,
-            authorization=authorization,
+            acls=AclService(
+                authorization,
+                store=self.store,
+                state=self.state,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+            ),
             users=users,
             passwords=passwords,
             log_ins=LogInService(
@@ -577,7 +580,7 @@ class BrokerRuntime:
             ),
             transaction_markers=self.markers,
             transactions=TransactionService(
-                self.transactions, self.groups, host_ports.clock, self.batch_commits
+                self.transactions, self.groups, host_ports.clock, self.batch_commits, authorization
             ),
             authenticator=authenticator,
             cluster=cluster,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.broker.routing.caller import Caller, ClientSession
-from mansio.broker.services.authorization import ACLS_MAX, AuthorizationService
+from mansio.broker.services.acls import ACLS_MAX, AclService, follow_acls
+from mansio.broker.services.authorization import Authorization
 from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import (
     ClusterAuthorizationFailed,
@@ -63,23 +64,25 @@ class Broker(NamedTuple):
     scheduler: AsyncioScheduler
     client: InMemoryStoreClient
     state: MetadataImage
-    service: AuthorizationService
+    asked: Authorization
+    acls: AclService
 
 
 def stored(broker: Broker) -> list[Acl]:
-    return broker.service.describe(AclFilter(), caller=ADMIN)
+    return broker.acls.describe(AclFilter(), caller=ADMIN)
 
 
 @asynccontextmanager
 async def broker_of(store: InMemoryStore, scheduler: AsyncioScheduler) -> AsyncIterator[Broker]:
     client = store.store_client(scheduler)
     state = await MetadataImage.load(client, "", HostRandom())
-    service = AuthorizationService(
-        Authorizer(["User:admin"]), store=client, state=state, scheduler=scheduler, random=HostRandom()
-    )
+    authorizer = Authorizer(["User:admin"])
+    follow_acls(state, authorizer)
+    asked = Authorization(authorizer)
+    service = AclService(asked, store=client, state=state, scheduler=scheduler, random=HostRandom())
     state.start(client, scheduler, shared=True)
     try:
-        yield Broker(scheduler, client, state, service)
+        yield Broker(scheduler, client, state, asked, service)
     finally:
         state.stop()
         await client.close()
@@ -103,37 +106,37 @@ def test_an_acl_is_in_force_on_this_broker_when_answered_and_on_the_others_after
     async def check(one: Broker, other: Broker) -> None:
         asked = (Operation.READ, ResourceType.TOPIC, "orders")
         with pytest.raises(TopicAuthorizationFailed):
-            one.service.check(ALICE, *asked)
-        one.service.check(ADMIN, *asked)
-        before = one.service.revision
+            one.asked.check(ALICE, *asked)
+        one.asked.check(ADMIN, *asked)
+        before = one.asked.revision
 
-        assert await one.service.create_each([may("orders")], caller=ADMIN) == [None]
-        one.service.check(ALICE, *asked)
-        assert one.service.revision > before
+        assert await one.acls.create_each([may("orders")], caller=ADMIN) == [None]
+        one.asked.check(ALICE, *asked)
+        assert one.asked.revision > before
         await other.state.wait_for_revision(one.state.revision, one.scheduler)
-        other.service.check(ALICE, *asked)
-        assert other.service.allowed_names(
-            ALICE, Operation.DESCRIBE, ResourceType.TOPIC, ["x", "orders"]
-        ) == ["orders"]
+        other.asked.check(ALICE, *asked)
+        assert other.asked.allowed_names(ALICE, Operation.DESCRIBE, ResourceType.TOPIC, ["x", "orders"]) == [
+            "orders"
+        ]
 
-        assert await other.service.delete_each([AclFilter(principal="User:alice")], caller=ADMIN) == [
+        assert await other.acls.delete_each([AclFilter(principal="User:alice")], caller=ADMIN) == [
             [may("orders")]
         ]
-        assert not other.service.allows(ALICE, *asked)
+        assert not other.asked.allows(ALICE, *asked)
         await one.state.wait_for_revision(other.state.revision, one.scheduler)
-        assert not one.service.allows(ALICE, *asked)
-        assert one.service.acl_count == 0
+        assert not one.asked.allows(ALICE, *asked)
+        assert one.acls.acl_count == 0
 
     run(check)
 
 
 def test_a_broker_that_starts_later_has_the_acls_of_the_store() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        await one.service.create_each([may("orders"), may("payments", "User:bob")], caller=ADMIN)
+        await one.acls.create_each([may("orders"), may("payments", "User:bob")], caller=ADMIN)
         scheduler = AsyncioScheduler(asyncio.get_running_loop())
         async with broker_of(one.client.store, scheduler) as third:
             assert stored(third) == sorted([may("orders"), may("payments", "User:bob")])
-            assert third.service.allows(ALICE, Operation.READ, ResourceType.TOPIC, "orders")
+            assert third.asked.allows(ALICE, Operation.READ, ResourceType.TOPIC, "orders")
         del other
 
     run(check)
@@ -141,11 +144,11 @@ def test_a_broker_that_starts_later_has_the_acls_of_the_store() -> None:
 
 def test_creating_an_acl_twice_changes_nothing() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        await one.service.create_each([may("orders")], caller=ADMIN)
+        await one.acls.create_each([may("orders")], caller=ADMIN)
         await other.state.wait_for_revision(one.state.revision, one.scheduler)
-        revision, written = one.service.revision, one.client.store.revision
-        assert await one.service.create_each([may("orders"), may("orders")], caller=ADMIN) == [None, None]
-        assert (one.service.revision, one.client.store.revision) == (revision, written)
+        revision, written = one.asked.revision, one.client.store.revision
+        assert await one.acls.create_each([may("orders"), may("orders")], caller=ADMIN) == [None, None]
+        assert (one.asked.revision, one.client.store.revision) == (revision, written)
         assert stored(one) == stored(other) == [may("orders")]
 
     run(check)
@@ -154,11 +157,11 @@ def test_creating_an_acl_twice_changes_nothing() -> None:
 def test_more_acls_than_one_transaction_has_operations_are_changed_by_one_request() -> None:
     async def check(one: Broker, other: Broker) -> None:
         acls = [may(f"topic{number}") for number in range(ITEMS_MAX)]
-        assert await one.service.create_each(acls, caller=ADMIN) == [None] * ITEMS_MAX
-        assert one.service.acl_count == ITEMS_MAX
-        (deleted,) = await one.service.delete_each([AclFilter()], caller=ADMIN)
+        assert await one.acls.create_each(acls, caller=ADMIN) == [None] * ITEMS_MAX
+        assert one.acls.acl_count == ITEMS_MAX
+        (deleted,) = await one.acls.delete_each([AclFilter()], caller=ADMIN)
         assert deleted == sorted(acls)
-        assert one.service.acl_count == 0
+        assert one.acls.acl_count == 0
         del other
 
     run(check)
@@ -166,9 +169,9 @@ def test_more_acls_than_one_transaction_has_operations_are_changed_by_one_reques
 
 def test_filters_of_one_request_report_what_each_selects() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        await one.service.create_each([may("a"), may("b"), may("c")], caller=ADMIN)
+        await one.acls.create_each([may("a"), may("b"), may("c")], caller=ADMIN)
         bad = AclFilter(operation=99)
-        answers = await one.service.delete_each(
+        answers = await one.acls.delete_each(
             [AclFilter(name="a"), bad, AclFilter(name="a"), AclFilter(name="z")], caller=ADMIN
         )
         assert answers[0] == answers[2] == [may("a")]
@@ -183,11 +186,11 @@ def test_filters_of_one_request_report_what_each_selects() -> None:
 def test_a_lost_answer_of_the_store_is_repeated_and_an_unreachable_store_is_reported() -> None:
     async def check(one: Broker, other: Broker) -> None:
         one.client.lost_response_count = 1
-        assert await one.service.create_each([may("a")], caller=ADMIN) == [None]
+        assert await one.acls.create_each([may("a")], caller=ADMIN) == [None]
         one.client.unreachable = True
-        (error,) = await one.service.create_each([may("b")], caller=ADMIN)
+        (error,) = await one.acls.create_each([may("b")], caller=ADMIN)
         assert isinstance(error, Unavailable)
-        (answer,) = await one.service.delete_each([AclFilter(name="a")], caller=ADMIN)
+        (answer,) = await one.acls.delete_each([AclFilter(name="a")], caller=ADMIN)
         assert isinstance(answer, Unavailable)
         one.client.unreachable = False
         assert stored(one) == [may("a")]
@@ -211,16 +214,16 @@ def test_only_who_may_alter_the_cluster_changes_acls() -> None:
             for operation in (Operation.DESCRIBE, Operation.ALTER)
         )
         with pytest.raises(ClusterAuthorizationFailed):
-            one.service.describe(AclFilter(), caller=ALICE)
-        await one.service.create_each([may_describe], caller=ADMIN)
-        assert one.service.describe(AclFilter(), caller=ALICE) == [may_describe]
-        (error,) = await one.service.create_each([may_alter], caller=ALICE)
+            one.acls.describe(AclFilter(), caller=ALICE)
+        await one.acls.create_each([may_describe], caller=ADMIN)
+        assert one.acls.describe(AclFilter(), caller=ALICE) == [may_describe]
+        (error,) = await one.acls.create_each([may_alter], caller=ALICE)
         assert isinstance(error, ClusterAuthorizationFailed)
-        (answer,) = await one.service.delete_each([AclFilter()], caller=ALICE)
+        (answer,) = await one.acls.delete_each([AclFilter()], caller=ALICE)
         assert isinstance(answer, ClusterAuthorizationFailed)
-        assert one.service.acl_count == 1
-        await one.service.create_each([may_alter], caller=ADMIN)
-        assert await one.service.create_each([may("a")], caller=ALICE) == [None]
+        assert one.acls.acl_count == 1
+        await one.acls.create_each([may_alter], caller=ADMIN)
+        assert await one.acls.create_each([may("a")], caller=ALICE) == [None]
         del other
 
     run(check)
@@ -230,14 +233,13 @@ def test_requests_and_acls_are_bounded() -> None:
     async def check(one: Broker, other: Broker) -> None:
         too_many = [may(f"topic{number}") for number in range(ITEMS_MAX + 1)]
         assert all(
-            isinstance(error, PolicyViolation)
-            for error in await one.service.create_each(too_many, caller=ADMIN)
+            isinstance(error, PolicyViolation) for error in await one.acls.create_each(too_many, caller=ADMIN)
         )
-        answers = await one.service.delete_each([AclFilter()] * (ITEMS_MAX + 1), caller=ADMIN)
+        answers = await one.acls.delete_each([AclFilter()] * (ITEMS_MAX + 1), caller=ADMIN)
         assert all(isinstance(answer, PolicyViolation) for answer in answers)
         for number in range(ACLS_MAX):
             one.state.acls[str(number)] = may("x")  # as if so many were stored
-        (error,) = await one.service.create_each([may("one-more")], caller=ADMIN)
+        (error,) = await one.acls.create_each([may("one-more")], caller=ADMIN)
         assert isinstance(error, PolicyViolation)
         assert str(ACLS_MAX) in error.message
         del other
@@ -247,17 +249,18 @@ def test_requests_and_acls_are_bounded() -> None:
 
 def test_without_an_authorizer_everything_is_allowed_and_acls_are_refused() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        service = AuthorizationService(
-            None, store=one.client, state=one.state, scheduler=one.scheduler, random=HostRandom()
+        nothing = Authorization(None)
+        acls = AclService(
+            nothing, store=one.client, state=one.state, scheduler=one.scheduler, random=HostRandom()
         )
-        assert service.allows(ALICE, Operation.DELETE, ResourceType.TOPIC, "orders")
-        assert service.allowed_names(ALICE, Operation.READ, ResourceType.TOPIC, ["a", "b"]) == ["a", "b"]
-        assert service.allows_any(ALICE, Operation.WRITE, ResourceType.TOPIC)
+        assert nothing.allows(ALICE, Operation.DELETE, ResourceType.TOPIC, "orders")
+        assert nothing.allowed_names(ALICE, Operation.READ, ResourceType.TOPIC, ["a", "b"]) == ["a", "b"]
+        assert nothing.allows_any(ALICE, Operation.WRITE, ResourceType.TOPIC)
         with pytest.raises(SecurityDisabled):
-            service.describe(AclFilter(), caller=ADMIN)
-        (error,) = await service.create_each([may("a")], caller=ADMIN)
+            acls.describe(AclFilter(), caller=ALICE)
+        (error,) = await acls.create_each([may("a")], caller=ALICE)
         assert isinstance(error, SecurityDisabled)
-        (answer,) = await service.delete_each([AclFilter()], caller=ADMIN)
+        (answer,) = await acls.delete_each([AclFilter()], caller=ALICE)
         assert isinstance(answer, SecurityDisabled)
         del other
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS, Caller
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.errors import GroupIdNotFound, MansioError, Unavailable, UnknownTopicOrPartition
 from support.virtual_time import run_virtually
@@ -27,7 +27,8 @@ class Coordinator:
 
 
 def registered(coordinator: Coordinator, topic: Any) -> LeaseService:
-    async def find_coordinator(_: str) -> Any:
+    async def find_coordinator(_: str, *, caller: Caller) -> Any:
+        del caller
         return SimpleNamespace(node_id=2)
 
     stub: Any = SimpleNamespace

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.routing.routes import java_string_hash
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.groups import GroupService
 from mansio.errors import NotLeaderOrFollower
 from support.listeners import broker_state
@@ -77,7 +78,9 @@ class ClusterBroker(Broker):
             lookup=cluster,
             topic_resolver=TopicResolver(cluster.live),
         )
-        self.group_service = GroupService(self.groups, node_id=self.node_id, verifier=NoCoordinator())
+        self.group_service = GroupService(
+            self.groups, node_id=self.node_id, verifier=NoCoordinator(), authorization=Authorization(None)
+        )
         self.scheduler.run(self.groups.start(()))
 
     async def create(self) -> list[MemoryPartition]:

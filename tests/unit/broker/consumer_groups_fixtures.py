@@ -13,6 +13,7 @@ from mansio.api.kafka.handlers import configs as config_handlers
 from mansio.api.kafka.handlers import consumer_groups as consumer_handlers
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.groups import GroupService
 from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic, TopicChange
 from mansio.wire.api_versions import ApiKey
@@ -23,6 +24,8 @@ from unit.broker.test_groups import Broker, Chance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from mansio.state.authorization.authorizer import Authorizer
 
 test_groups.GROUP_APIS.update(
     {
@@ -64,12 +67,14 @@ class Catalogue:
 
 
 class ConsumerBroker(Broker):
-    """A coordinator that knows the topics of a catalogue. `overrides`: settings of single groups."""
+    """A coordinator that knows the topics of a catalogue. `overrides`: settings of single groups. `authorizer`: None
+    allows everything."""
 
     def __init__(
         self,
         catalogue: Catalogue | None = None,
         partitions: list[MemoryPartition] | None = None,
+        authorizer: Authorizer | None = None,
         **settings: Any,
     ) -> None:
         self.scheduler = VirtualScheduler()
@@ -93,7 +98,12 @@ class ConsumerBroker(Broker):
             topic_resolver=subscriptions,
             overrides=lambda group_id: self.overrides.get(group_id, {}),
         )
-        self.group_service = GroupService(self.groups, node_id=self.node_id, verifier=NoCoordinator())
+        self.group_service = GroupService(
+            self.groups,
+            node_id=self.node_id,
+            verifier=NoCoordinator(),
+            authorization=Authorization(authorizer),
+        )
         self.scheduler.run(self.groups.start(self.partitions))
 
     def restarted(self) -> ConsumerBroker:

@@ -11,6 +11,7 @@ from mansio.api.kafka.handlers import groups as group_handlers
 from mansio.api.kafka.handlers import offsets as offset_handlers
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.routing.routes import java_string_hash
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.groups import GroupService
 from mansio.errors import StorageError
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
@@ -72,7 +73,9 @@ class Broker:
             create_topic=self.create,
             end_offset=lambda topic, partition: 100 if (topic, partition) in (("t", 0), ("t", 1)) else None,
         )
-        self.group_service = GroupService(self.groups, node_id=self.node_id, verifier=NoCoordinator())
+        self.group_service = GroupService(
+            self.groups, node_id=self.node_id, verifier=NoCoordinator(), authorization=Authorization(None)
+        )
         self.scheduler.run(self.groups.start(self.partitions))
 
     async def create(self) -> list[MemoryPartition]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers.cluster import api_versions
 from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.errors import ClusterAuthorizationFailed, CoordinatorNotAvailable, RequestTimedOut
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
@@ -23,6 +24,9 @@ UNKNOWN_TOPIC, UNAUTHORIZED, NOT_ATTEMPTED, BAD_REQUEST, NOT_OFFERED = 3, 31, 55
 
 PEER: Any = SimpleNamespace(node_id=7, broker_epoch=1)
 
+if TYPE_CHECKING:
+    from mansio.state.authorization.authorizer import Authorizer
+
 
 class Authenticator:
     def require_identity(self, peer: Any, node_id: int, broker_epoch: int, host: str) -> Any:
@@ -34,14 +38,14 @@ class Authenticator:
 class Server:
     """Calls the handlers with decoded bytes; `room.markers` are the partitions."""
 
-    def __init__(self, room: CoordinatorRoom | None = None) -> None:
+    def __init__(self, room: CoordinatorRoom | None = None, authorizer: Authorizer | None = None) -> None:
         self.room = room or CoordinatorRoom()
         self.room.markers.leaders["__consumer_offsets", 3] = 0
         groups: Any = SimpleNamespace(
             ensure_topic_exists=self.do_nothing, store=SimpleNamespace(partition_for=lambda _: 3)
         )
         transactions = TransactionService(
-            self.room.coordinator, groups, self.room.scheduler, self.room.batches
+            self.room.coordinator, groups, self.room.scheduler, self.room.batches, Authorization(authorizer)
         )
         self.service: Any = SimpleNamespace(
             transactions=transactions,

@@ -10,6 +10,7 @@ import pytest
 
 from mansio.api.kafka.handlers import offsets as offset_handlers
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.errors import (
     ConnectionLost,
     CoordinatorLoadInProgress,
@@ -41,18 +42,20 @@ PRODUCER = 11
 
 def commit(room: Any, offset: int = 7, *, group: str = "g", producer: int = PRODUCER, **fields: Any) -> Any:
     """Commit the offset of t-0 in a transaction."""
-    wanted = {"adds": True, **fields}
+    wanted = {"adds": True, "caller": ANONYMOUS, **fields}
     offsets = [OffsetToCommit(TOPIC, 0, offset)]
     return room.service.commit_offsets_in_transaction("tx", group, producer, 0, offsets, **wanted)
 
 
 def visible(room: Any, group: str = "g") -> int | None:
-    found = room.run(room.service.fetch_offsets(group)).get((TOPIC, 0))
+    found = room.run(
+        room.service.fetch_offsets(group, requires_stable=False, caller=ANONYMOUS)
+    ).committed.get((TOPIC, 0))
     return None if found is None else found.offset
 
 
 def is_unstable(room: Any, group: str = "g") -> bool:
-    return (TOPIC, 0) in room.run(room.service.fetch_stable_offsets(group, [(TOPIC, 0)])).unstable
+    return (TOPIC, 0) in room.run(room.service.fetch_offsets(group, [(TOPIC, 0)], caller=ANONYMOUS)).unstable
 
 
 class Members(ConsumerBroker):
@@ -68,11 +71,13 @@ class Members(ConsumerBroker):
     def classic_member(self, instance_id: str | None = None) -> tuple[str, int]:
         """Id and generation of the member of a stable classic group."""
         join = Join("", instance_id, "client", "/host", 10_000, 10_000, "consumer", (Protocol("range", b""),))
-        joined = self.run(self.service.join("g", join))
+        joined = self.run(self.service.join("g", join, caller=ANONYMOUS))
         if joined.must_rejoin:
-            joined = self.run(self.service.join("g", replace(join, member_id=joined.member_id)))
+            joined = self.run(
+                self.service.join("g", replace(join, member_id=joined.member_id), caller=ANONYMOUS)
+            )
         sync = Sync(joined.member_id, instance_id, joined.generation, {joined.member_id: b""})
-        self.run(self.service.sync("g", sync))
+        self.run(self.service.sync("g", sync, caller=ANONYMOUS))
         return joined.member_id, joined.generation
 
 
@@ -93,7 +98,7 @@ def test_an_offset_is_visible_only_after_the_commit_marker() -> None:
 
 def test_an_aborted_offset_is_never_visible_and_its_group_vanishes() -> None:
     room = OffsetsRoom()
-    room.run(room.service.commit_offsets("h", [OffsetToCommit(TOPIC, 0, 1)]))
+    room.run(room.service.commit_offsets("h", [OffsetToCommit(TOPIC, 0, 1)], caller=ANONYMOUS))
     for group in ("g", "h"):
         room.run(commit(room, group=group))
     room.end("g", PRODUCER, is_commit=False)
@@ -106,7 +111,7 @@ def test_an_aborted_offset_is_never_visible_and_its_group_vanishes() -> None:
 def test_a_later_commit_outside_of_the_transaction_wins() -> None:
     room = OffsetsRoom()
     room.run(commit(room, 7))
-    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 0, 3)]))
+    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 0, 3)], caller=ANONYMOUS))
     assert is_unstable(room), "the transaction is still open"
     room.end("g", PRODUCER)
     assert visible(room) == 3
@@ -136,11 +141,11 @@ def test_one_producer_never_ends_the_transaction_of_another() -> None:
 def test_without_partitions_only_committed_ones_can_be_unstable() -> None:
     room = OffsetsRoom()
     room.run(commit(room))
-    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 1, 5)]))
-    found = room.run(room.service.fetch_stable_offsets("g"))
+    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 1, 5)], caller=ANONYMOUS))
+    found = room.run(room.service.fetch_offsets("g", caller=ANONYMOUS))
     assert (set(found.committed), found.unstable) == ({(TOPIC, 1)}, frozenset())
-    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 0, 5)]))
-    found = room.run(room.service.fetch_stable_offsets("g"))
+    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 0, 5)], caller=ANONYMOUS))
+    found = room.run(room.service.fetch_offsets("g", caller=ANONYMOUS))
     assert (set(found.committed), found.unstable) == ({(TOPIC, 1)}, {(TOPIC, 0)})
 
 
@@ -159,7 +164,9 @@ def test_pending_offsets_survive_a_crash_and_a_clean_stop() -> None:
 def test_the_log_has_one_transactional_batch_per_request_with_the_producer() -> None:
     room = OffsetsRoom()
     offsets = [OffsetToCommit(TOPIC, index, index) for index in range(3)]
-    room.run(room.service.commit_offsets_in_transaction("tx", "g", 5, 2, offsets, adds=True))
+    room.run(
+        room.service.commit_offsets_in_transaction("tx", "g", 5, 2, offsets, adds=True, caller=ANONYMOUS)
+    )
     [batch] = room.partitions[0].stored
     header = read_header(batch)
     assert (header.producer_id, header.producer_epoch, header.record_count) == (5, 2, 3)
@@ -174,10 +181,16 @@ def test_invalid_offsets_are_refused_one_by_one() -> None:
         OffsetToCommit("none", 0, 7),
         OffsetToCommit(TOPIC, 1, 8),
     ]
-    results = room.run(room.service.commit_offsets_in_transaction("tx", "g", PRODUCER, 0, offsets, adds=True))
+    results = room.run(
+        room.service.commit_offsets_in_transaction(
+            "tx", "g", PRODUCER, 0, offsets, adds=True, caller=ANONYMOUS
+        )
+    )
     assert [type(each) for each in results] == [OffsetMetadataTooLarge, UnknownTopicOrPartition, type(None)]
     room.end("g", PRODUCER)
-    assert set(room.run(room.service.fetch_offsets("g"))) == {(TOPIC, 1)}
+    assert set(
+        room.run(room.service.fetch_offsets("g", requires_stable=False, caller=ANONYMOUS)).committed
+    ) == {(TOPIC, 1)}
 
 
 # Members
@@ -215,7 +228,9 @@ def test_a_fenced_member_of_a_consumer_group_cannot_commit() -> None:
     room = Members()
     joined = room.run(
         room.service.consumer_heartbeat(
-            "g", Heartbeat("m", 0, rebalance_timeout_ms=10_000, topic_names=("t",), owned=frozenset())
+            "g",
+            Heartbeat("m", 0, rebalance_timeout_ms=10_000, topic_names=("t",), owned=frozenset()),
+            caller=ANONYMOUS,
         )
     )
     epoch = joined.member_epoch
@@ -231,12 +246,12 @@ def test_a_fenced_member_of_a_consumer_group_cannot_commit() -> None:
 def test_a_share_group_has_no_offsets_and_a_group_with_pending_ones_becomes_no_share_group() -> None:
     room = Members()
     heartbeat = ShareHeartbeat("m", 0, topic_names=("t",))
-    room.run(room.service.share_heartbeat("s", heartbeat))
+    room.run(room.service.share_heartbeat("s", heartbeat, caller=ANONYMOUS))
     with pytest.raises(InconsistentGroupProtocol):
         room.run(commit(room, group="s"))
     room.run(commit(room))
     with pytest.raises(MansioError):
-        room.run(room.service.share_heartbeat("g", heartbeat))
+        room.run(room.service.share_heartbeat("g", heartbeat, caller=ANONYMOUS))
 
 
 # Verification
@@ -316,7 +331,7 @@ def test_no_record_follows_a_marker_that_is_not_committed_yet() -> None:
 def test_a_deleted_group_takes_its_pending_offsets_with_it() -> None:
     room = OffsetsRoom()
     room.run(commit(room))
-    assert room.run(room.service.delete(["g"])) == [None]
+    assert room.run(room.service.delete(["g"], caller=ANONYMOUS)) == [None]
     for each in (room, room.restarted()):
         each.end("g", PRODUCER)
         assert visible(each) is None
@@ -325,9 +340,9 @@ def test_a_deleted_group_takes_its_pending_offsets_with_it() -> None:
 
 def test_deleted_offsets_do_not_come_back_with_the_commit() -> None:
     room = OffsetsRoom()
-    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 1, 1)]))
+    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 1, 1)], caller=ANONYMOUS))
     room.run(commit(room))
-    assert room.run(room.service.delete_offsets("g", [(TOPIC, 0)])) == [None]
+    assert room.run(room.service.delete_offsets("g", [(TOPIC, 0)], caller=ANONYMOUS)) == [None]
     assert not is_unstable(room)
     for each in (room, room.restarted()):
         each.end("g", PRODUCER)
@@ -348,7 +363,7 @@ def test_offsets_of_a_deleted_topic_do_not_come_back_and_those_of_a_new_one_stay
 
 def test_an_open_transaction_keeps_offset_and_group_from_expiring() -> None:
     room = OffsetsRoom(offsets_retention_ms=1000)
-    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 0, 1)]))
+    room.run(room.service.commit_offsets("g", [OffsetToCommit(TOPIC, 0, 1)], caller=ANONYMOUS))
     room.run(commit(room))
     room.run(commit(room, group="h"))
     room.scheduler.pass_time(5000)
@@ -425,7 +440,7 @@ def test_a_marker_that_is_committed_during_a_load_is_not_lost(monkeypatch: pytes
     cluster = Cluster()
     cluster.scheduler.run(commit(cluster.leader_broker))
     other = [OffsetToCommit(TOPIC, 1, 1)]
-    cluster.scheduler.run(cluster.leader_broker.service.commit_offsets("g", other))
+    cluster.scheduler.run(cluster.leader_broker.service.commit_offsets("g", other, caller=ANONYMOUS))
     cluster.move_to_next()
     broker = cluster.leader_broker
     apply = broker.groups.store.apply
@@ -502,7 +517,9 @@ def test_a_fetch_of_stable_offsets_reports_unstable_partitions(
     require_stable: bool,
 ) -> None:
     room = Members()
-    room.run(room.service.commit_offsets("g", [OffsetToCommit("t", each, 3) for each in (0, 1)]))
+    room.run(
+        room.service.commit_offsets("g", [OffsetToCommit("t", each, 3) for each in (0, 1)], caller=ANONYMOUS)
+    )
     room.run(commit(room))
     topics = [{"name": "t", "partition_indexes": [0, 1]}]
     fields: dict[str, Any] = {"groups": [{"group_id": "g", "topics": topics}]}

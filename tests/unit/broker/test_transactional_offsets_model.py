@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.testing.disk import SimulatedDisk
 from support.tiers import examples
 from unit.broker.transactional_offsets_fixtures import TOPIC, OffsetsRoom
@@ -139,7 +140,9 @@ class History:
     def commit(self) -> None:
         group, partitions, index = self.draw()
         base = self.room.partitions[index].end_offset
-        assert not any(self.room.run(self.room.service.commit_offsets(group, self.offsets(partitions))))
+        assert not any(
+            self.room.run(self.room.service.commit_offsets(group, self.offsets(partitions), caller=ANONYMOUS))
+        )
         self.note(group, partitions, None, base)
 
     def commit_in_transaction(self) -> None:
@@ -154,7 +157,7 @@ class History:
             self.epochs[producer] += self.random.choice((0, 1))
         base = self.room.partitions[index].end_offset
         work = self.room.service.commit_offsets_in_transaction(
-            "x", group, producer, self.epochs[producer], self.offsets(partitions), adds=True
+            "x", group, producer, self.epochs[producer], self.offsets(partitions), adds=True, caller=ANONYMOUS
         )
         assert not any(self.room.run(work))
         self.note(group, partitions, transaction, base)
@@ -198,13 +201,13 @@ class History:
         if not self.known(group):
             return
         wanted = [(TOPIC, each) for each in partitions]
-        assert not any(self.room.run(self.room.service.delete_offsets(group, wanted)))
+        assert not any(self.room.run(self.room.service.delete_offsets(group, wanted, caller=ANONYMOUS)))
         self.tombstoned([(group, each) for each in partitions], index)
 
     def delete_group(self) -> None:
         group, _, index = self.draw()
         exists = bool(self.known(group))
-        [error] = self.room.run(self.room.service.delete([group]))
+        [error] = self.room.run(self.room.service.delete([group], caller=ANONYMOUS))
         assert (error is None) == exists
         self.tombstoned([(group, each) for each in PARTITIONS], index)
 
@@ -259,9 +262,11 @@ class History:
             wanted = {(TOPIC, each): found.committed for each, found in newest.items() if found is not None}
             visible |= {(group, *key): offset for key, offset in wanted.items()}
             every = [(TOPIC, each) for each in PARTITIONS]
-            found = self.room.run(self.room.service.fetch_offsets(group))
+            found = self.room.run(
+                self.room.service.fetch_offsets(group, requires_stable=False, caller=ANONYMOUS)
+            ).committed
             assert {key: each.offset for key, each in found.items()} == wanted
-            stable = self.room.run(self.room.service.fetch_stable_offsets(group, every))
+            stable = self.room.run(self.room.service.fetch_offsets(group, every, caller=ANONYMOUS))
             assert stable.unstable == {(TOPIC, each) for each in pending}
             assert {key: each.offset for key, each in stable.committed.items()} == {
                 key: offset for key, offset in wanted.items() if key[1] not in pending

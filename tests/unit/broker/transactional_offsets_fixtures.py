@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.groups import GroupService
 from mansio.storage.cleaner.batch_filter import CompactionRules, filter_batch
 from mansio.storage.cleaner.offset_map import OffsetMap, digest_of
@@ -149,7 +150,9 @@ class OffsetsRoom:
             if disk is None
             else CheckpointStorage(disk, self.scheduler, "data/views", interval_bytes),
         )
-        self.service = GroupService(self.groups, node_id=1, verifier=Verifier())
+        self.service = GroupService(
+            self.groups, node_id=1, verifier=Verifier(), authorization=Authorization(None)
+        )
         self.verifier = self.service.verifier = Verifier()
         self.run(self.groups.start(self.partitions))
 

@@ -22,13 +22,15 @@ class ClientSession:
 
     `listener` is the name of the listener, "" for a protocol without named listeners. `expires_ms` is the end of the
     session in Unix time, None if it has none. `credential_revision` is the revision of the credential with which the
-    client has authenticated, 0 without authentication.
+    client has authenticated, 0 without authentication. `is_broker`: a broker of the cluster asks for itself, and may do
+    everything.
     """
 
     user: str = ANONYMOUS_USER
     listener: str = ""
     expires_ms: int | None = None
     credential_revision: int = 0
+    is_broker: bool = False
 
     @property
     def principal(self) -> str:
@@ -38,6 +40,9 @@ class ClientSession:
 
 ANONYMOUS_SESSION: Final = ClientSession()
 """Session of a client without authentication."""
+
+BROKER_SESSION: Final = ClientSession(is_broker=True)
+"""Session of a broker of the cluster, which has proved its identity."""
 
 
 @dataclass(frozen=True, slots=True)

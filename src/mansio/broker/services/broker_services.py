@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.log_scrubber import LogScrubber
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.authorization import AuthorizationService
+    from mansio.broker.services.acls import AclService
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
@@ -66,7 +66,7 @@ class BrokerServices:
     producer_ids: ProducerIdAllocator
     topics: TopicService
     quotas: QuotaService
-    authorization: AuthorizationService
+    acls: AclService
     users: UserService
     passwords: PasswordChecker
     log_ins: LogInService

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, BROKER_SESSION, Caller
 
 if TYPE_CHECKING:
     from mansio.broker.routing.caller import ClientSession
@@ -30,4 +30,5 @@ class RequestContext(NamedTuple):
     @property
     def caller(self) -> Caller:
         """The client as services know it."""
-        return Caller(self.session, self.client_id or "", self.client_host)
+        session = self.session if self.peer is None else BROKER_SESSION
+        return Caller(session, self.client_id or "", self.client_host)

@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Return the ACLs that the filter selects, by pattern."""
     try:
-        acls = service.authorization.describe(
+        acls = service.acls.describe(
             AclFilter(
                 request.resource_type_filter,
                 request.pattern_type_filter,
@@ -79,7 +79,7 @@ async def create_acls(service: BrokerServices, request: Struct, context: Request
         except MansioError as error:
             made.append(without_traceback(error))
     valid = [acl for acl in made if not isinstance(acl, MansioError)]
-    errors = iter(await service.authorization.create_each(valid, caller=context.caller))
+    errors = iter(await service.acls.create_each(valid, caller=context.caller))
     results = [acl if isinstance(acl, MansioError) else next(errors) for acl in made]
     return {"results": [{} if error is None else _error_fields(error) for error in results]}
 
@@ -98,7 +98,7 @@ async def delete_acls(service: BrokerServices, request: Struct, context: Request
         )
         for each in request.filters
     ]
-    answers = await service.authorization.delete_each(filters, caller=context.caller)
+    answers = await service.acls.delete_each(filters, caller=context.caller)
     return {
         "filter_results": [
             {**_error_fields(answer), "matching_acls": []}

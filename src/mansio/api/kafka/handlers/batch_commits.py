@@ -23,10 +23,12 @@ async def prepare_transaction(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Let an ongoing transaction wait for a decision."""
-    del context
     try:
         await service.transactions.prepare(
-            request.transactional_id, request.producer_id, request.producer_epoch
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            caller=context.caller,
         )
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
@@ -35,7 +37,6 @@ async def prepare_transaction(
 
 async def commit_batch(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Commit or abort the transactions of a batch."""
-    del context
     turns = ItemTurns(service.scheduler)
     transactions = await _transactions(request.transactions, turns)
     abandoned = await _transactions(request.abandoned, turns)
@@ -46,6 +47,7 @@ async def commit_batch(service: BrokerServices, request: Struct, context: Reques
             transactions,
             abandoned,
             is_commit=request.committed,
+            caller=context.caller,
         )
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}

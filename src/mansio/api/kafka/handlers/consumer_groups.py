@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.coordinator.group.group_inspection import AssignedTopic, DescribedConsumerMember
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.topic_partition import TopicIdPartition
@@ -33,7 +34,9 @@ async def consumer_group_heartbeat(
     """Process the heartbeat of a member that joins, stays in or leaves a consumer group."""
     try:
         heartbeat = _heartbeat_request(service, request, context)
-        answer = await service.group_service.consumer_heartbeat(request.group_id, heartbeat)
+        answer = await service.group_service.consumer_heartbeat(
+            request.group_id, heartbeat, caller=context.caller
+        )
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
     return heartbeat_fields(answer)
@@ -69,12 +72,15 @@ async def consumer_group_describe(
 ) -> Fields:
     """Describe each group once, even if the request repeats its id: otherwise a small request could cause a response of
     many megabytes."""
-    return await described_groups(service, request.group_ids, lambda group_id: _describe(service, group_id))
+    caller = context.caller
+    return await described_groups(
+        service, request.group_ids, lambda group_id: _describe(service, group_id, caller)
+    )
 
 
-def _describe(service: BrokerServices, group_id: str) -> Fields:
+def _describe(service: BrokerServices, group_id: str, caller: Caller) -> Fields:
     try:
-        found = service.group_service.describe_consumer_group(group_id)
+        found = service.group_service.describe_consumer_group(group_id, caller=caller)
     except MansioError as error:
         return group_error_fields(group_id, error)
     return {

@@ -56,11 +56,11 @@ async def find_coordinator(service: BrokerServices, request: Struct, context: Re
 async def _coordinator(service: BrokerServices, key_type: int, key: str, context: RequestContext) -> Fields:
     try:
         if key_type == KEY_TYPE_TRANSACTION:
-            broker = await service.transactions.find_coordinator(key)
+            broker = await service.transactions.find_coordinator(key, caller=context.caller)
         elif key_type == KEY_TYPE_SHARE:
             broker = await _share_coordinator(service, key)
         elif key_type == KEY_TYPE_GROUP:
-            broker = await service.group_service.find_coordinator(key)
+            broker = await service.group_service.find_coordinator(key, caller=context.caller)
         else:
             raise InvalidRequest(f"unknown coordinator type {key_type}")
     except MansioError as error:
@@ -103,7 +103,7 @@ async def join_group(service: BrokerServices, request: Struct, context: RequestC
     )
     no_protocol = None if version >= 7 else ""
     try:
-        answer = await service.group_service.join(request.group_id, join)
+        answer = await service.group_service.join(request.group_id, join, caller=context.caller)
     except MansioError as error:
         return {
             "error_code": error.kafka_code,
@@ -143,7 +143,7 @@ async def sync_group(service: BrokerServices, request: Struct, context: RequestC
         protocol=request.protocol_name,
     )
     try:
-        answer = await service.group_service.sync(request.group_id, sync)
+        answer = await service.group_service.sync(request.group_id, sync, caller=context.caller)
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {
@@ -157,7 +157,11 @@ async def heartbeat(service: BrokerServices, request: Struct, context: RequestCo
     """Extend the session of a member of a classic group."""
     try:
         service.group_service.heartbeat(
-            request.group_id, request.member_id, request.group_instance_id, request.generation_id
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+            caller=context.caller,
         )
     except MansioError as error:
         return {"error_code": error.kafka_code}
@@ -173,7 +177,7 @@ async def leave_group(service: BrokerServices, request: Struct, context: Request
     turns = ItemTurns(service.scheduler)
     codes = []
     try:
-        for error in service.group_service.leave_each(request.group_id, members):
+        for error in service.group_service.leave_each(request.group_id, members, caller=context.caller):
             codes.append(error_code(error))
             await turns.next()
     except MansioError as error:
@@ -196,14 +200,14 @@ async def describe_groups(service: BrokerServices, request: Struct, context: Req
     """Describe classic groups. Each group is described once, even if the request repeats its id: otherwise a short
     request could cause a very large response."""
     return await described_groups(
-        service, request.groups, lambda group_id: _describe(service, group_id, context.api_version)
+        service, request.groups, lambda group_id: _describe(service, group_id, context)
     )
 
 
-def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:
+def _describe(service: BrokerServices, group_id: str, context: RequestContext) -> Fields:
     try:
-        found = service.group_service.describe(group_id)
-        if found.state == "Dead" and version >= 6:
+        found = service.group_service.describe(group_id, caller=context.caller)
+        if found.state == "Dead" and context.api_version >= 6:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
     except MansioError as error:
         failed = {"error_code": error.kafka_code, "error_message": error.message}
@@ -230,7 +234,9 @@ def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:
 async def list_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """List the groups that this broker coordinates, filtered by state and type."""
     try:
-        groups = service.group_service.list_groups(request.states_filter, request.types_filter)
+        groups = service.group_service.list_groups(
+            request.states_filter, request.types_filter, caller=context.caller
+        )
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {
@@ -248,7 +254,7 @@ async def list_groups(service: BrokerServices, request: Struct, context: Request
 
 async def delete_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Delete empty groups with their committed offsets."""
-    errors = await service.group_service.delete(request.groups_names)
+    errors = await service.group_service.delete(request.groups_names, caller=context.caller)
     return {
         "results": [
             {"group_id": group_id, "error_code": error_code(error)}

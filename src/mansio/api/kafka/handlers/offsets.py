@@ -21,6 +21,7 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
+    TopicAuthorizationFailed,
     UnstableOffsetCommit,
 )
 from mansio.host.item_turns import ItemTurns
@@ -53,6 +54,7 @@ async def offset_commit(service: BrokerServices, request: Struct, context: Reque
             member_id=request.member_id,
             instance_id=request.group_instance_id,
             generation=request.generation_id_or_member_epoch,
+            caller=context.caller,
         )
         codes = [error_code(each) for each in results]
     except MansioError as error:
@@ -80,6 +82,7 @@ async def txn_offset_commit(service: BrokerServices, request: Struct, context: R
             request.producer_epoch,
             offsets,
             adds=version >= ADDING_VERSION_MIN,
+            caller=context.caller,
             **member,
         )
         codes = [error_code(each) for each in results]
@@ -122,12 +125,12 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
             if named[each.group_id] > 1:
                 groups.append(_duplicate_group(each))
                 continue
-            found = await _fetch(service, each, version, requires_stable=request.require_stable)
+            found = await _fetch(service, each, context, requires_stable=request.require_stable)
             groups.append(found)
             await turns.next(1 + sum(len(topic["partitions"]) for topic in found["topics"]))
         return {"groups": groups}
     answer = await _fetch(
-        service, request, version, requires_stable=version >= 7 and bool(request.require_stable)
+        service, request, context, requires_stable=version >= 7 and bool(request.require_stable)
     )
     del answer["group_id"]
     return answer
@@ -139,23 +142,28 @@ def _duplicate_group(asked: Struct) -> Fields:
     return {"group_id": asked.group_id, "topics": [], "error_code": InvalidRequest.kafka_code}
 
 
-async def _fetch(service: BrokerServices, request: Struct, version: int, *, requires_stable: bool) -> Fields:
+async def _fetch(
+    service: BrokerServices, request: Struct, context: RequestContext, *, requires_stable: bool
+) -> Fields:
+    version = context.api_version
     wanted = None
     if request.topics is not None:
         wanted = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
     code = 0
     found: dict[PartitionKey, CommittedOffset] = {}
     unstable: frozenset[PartitionKey] = frozenset()
+    refused: frozenset[PartitionKey] = frozenset()
     try:
         member_id, member_epoch = "", -1
         if version >= 9:
             member_id, member_epoch = request.member_id or "", request.member_epoch
-        found, unstable = await service.group_service.fetch_stable_offsets(
+        found, unstable, refused = await service.group_service.fetch_offsets(
             request.group_id,
             wanted,
             member_id=member_id,
             member_epoch=member_epoch,
             requires_stable=requires_stable,
+            caller=context.caller,
         )
     except MansioError as error:
         code = error.kafka_code
@@ -168,7 +176,9 @@ async def _fetch(service: BrokerServices, request: Struct, version: int, *, requ
                 "committed_offset": -1 if committed is None else committed.offset,
                 "committed_leader_epoch": -1 if committed is None else committed.leader_epoch,
                 "metadata": "" if committed is None else committed.metadata,
-                "error_code": _partition_code(code, version, is_unstable=key in unstable),
+                "error_code": TopicAuthorizationFailed.kafka_code
+                if key in refused
+                else _partition_code(code, version, is_unstable=key in unstable),
             }
         )
     return {
@@ -188,7 +198,7 @@ async def offset_delete(service: BrokerServices, request: Struct, context: Reque
     """Delete committed offsets of a group."""
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     try:
-        results = await service.group_service.delete_offsets(request.group_id, wanted)
+        results = await service.group_service.delete_offsets(request.group_id, wanted, caller=context.caller)
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {"topics": _offset_topic_fields(wanted, [error_code(each) for each in results])}

@@ -31,6 +31,7 @@ from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 
@@ -66,7 +67,11 @@ async def init_producer_id(service: BrokerServices, request: Struct, context: Re
         if (producer_id == -1) != (epoch == -1) or producer_id < -1:
             raise InvalidRequest("producer id and epoch are given both or not at all")
         producer_id, epoch = await service.transactions.init_producer_id(
-            request.transactional_id, request.transaction_timeout_ms, producer_id, epoch
+            request.transactional_id,
+            request.transaction_timeout_ms,
+            producer_id,
+            epoch,
+            caller=context.caller,
         )
     except MansioError as error:
         code = _code(error, version, fenced_from=4, abortable_from=5)
@@ -80,7 +85,7 @@ async def add_partitions_to_txn(service: BrokerServices, request: Struct, contex
         partitions = _partitions(request.v3_and_below_topics)
         codes = await _add(
             service,
-            context.api_version,
+            context,
             request.v3_and_below_transactional_id,
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
@@ -100,7 +105,7 @@ async def add_partitions_to_txn(service: BrokerServices, request: Struct, contex
     results: list[Fields] = [{}] * len(request.transactions)
 
     async def handle(number: int, asked: Struct) -> None:
-        results[number] = await _batched_result(service, context.api_version, asked)
+        results[number] = await _batched_result(service, context, asked)
 
     # Concurrently: one that waits for a completing transaction must not delay the others.
     work = [handle(number, asked) for number, asked in enumerate(request.transactions)]
@@ -108,11 +113,11 @@ async def add_partitions_to_txn(service: BrokerServices, request: Struct, contex
     return {"error_code": 0, "results_by_transaction": [each for each in results if each]}
 
 
-async def _batched_result(service: BrokerServices, version: int, asked: Struct) -> Fields:
+async def _batched_result(service: BrokerServices, context: RequestContext, asked: Struct) -> Fields:
     partitions = _partitions(asked.topics)
     codes = await _add(
         service,
-        version,
+        context,
         asked.transactional_id,
         asked.producer_id,
         asked.producer_epoch,
@@ -124,7 +129,7 @@ async def _batched_result(service: BrokerServices, version: int, asked: Struct) 
 
 async def _add(
     service: BrokerServices,
-    version: int,
+    context: RequestContext,
     transactional_id: str,
     producer_id: int,
     producer_epoch: int,
@@ -133,14 +138,17 @@ async def _add(
     verifies_only: bool = False,
 ) -> list[int]:
     named = transactional_id, producer_id, producer_epoch, partitions
+    version, caller = context.api_version, context.caller
     errors: list[MansioError | None]
     try:
         if verifies_only:
             errors = await service.transactions.verify_partitions(*named)
         elif version >= BATCHED_VERSION_MIN:
-            errors = await service.transactions.add_partitions(*named, client_version=ADDING_CLIENT_VERSION)
+            errors = await service.transactions.add_partitions(
+                *named, client_version=ADDING_CLIENT_VERSION, caller=caller
+            )
         else:
-            errors = await service.transactions.add_partitions(*named)
+            errors = await service.transactions.add_partitions(*named, caller=caller)
     except MansioError as error:
         errors = [without_traceback(error)] * len(partitions)
     return [_code(each, version, fenced_from=2, abortable_from=5) for each in errors]
@@ -161,7 +169,11 @@ async def add_offsets_to_txn(service: BrokerServices, request: Struct, context: 
     """Add the partition with the offsets of a group to a transaction."""
     try:
         await service.transactions.add_offsets(
-            request.transactional_id, request.producer_id, request.producer_epoch, request.group_id
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            request.group_id,
+            caller=context.caller,
         )
     except MansioError as error:
         return {"error_code": _code(error, context.api_version, fenced_from=2, abortable_from=4)}
@@ -178,6 +190,7 @@ async def end_txn(service: BrokerServices, request: Struct, context: RequestCont
             request.producer_epoch,
             is_commit=request.committed,
             bumps_epoch=version >= BUMPING_VERSION_MIN,
+            caller=context.caller,
         )
     except MansioError as error:
         return {"error_code": _code(error, version, fenced_from=2, abortable_from=4)}
@@ -188,19 +201,18 @@ async def end_txn(service: BrokerServices, request: Struct, context: RequestCont
 
 async def describe_transactions(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe transactional ids. Each is described once, even if the request repeats it."""
-    del context
     turns = ItemTurns(service.scheduler)
     states = []
     for transactional_id in dict.fromkeys(request.transactional_ids):
-        found = await _described(service, transactional_id)
+        found = await _described(service, transactional_id, context.caller)
         states.append(found)
         await turns.next(1 + len(found.get("topics", ())))
     return {"transaction_states": states}
 
 
-async def _described(service: BrokerServices, transactional_id: str) -> Fields:
+async def _described(service: BrokerServices, transactional_id: str, caller: Caller) -> Fields:
     try:
-        found = await service.transactions.describe(transactional_id)
+        found = await service.transactions.describe(transactional_id, caller=caller)
     except MansioError as error:
         return {"error_code": error.kafka_code, "transactional_id": transactional_id}
     indexes: dict[str, list[int]] = defaultdict(list)
@@ -229,6 +241,7 @@ async def list_transactions(service: BrokerServices, request: Struct, context: R
             producer_ids=frozenset(request.producer_id_filters or ()),
             duration_ms_min=request.duration_filter if version >= 1 else -1,
             pattern=(request.transactional_id_pattern or "") if version >= 2 else "",
+            caller=context.caller,
         )
     except MansioError as error:
         return {"error_code": error.kafka_code, "unknown_state_filters": unknown}

@@ -239,7 +239,7 @@ class LeaseService:
             if all(self._registered.get(key, 0.0) > now for key in keys):
                 return
             try:
-                coordinator = await self._groups.find_coordinator(group_id)
+                coordinator = await self._groups.find_coordinator(group_id, caller=caller)
                 if coordinator is not None:
                     await self._forwarder.register(coordinator.node_id, group_id, topics, caller)
                     self._registered |= dict.fromkeys(keys, now + REGISTERED_MS / 1000)

@@ -1,6 +1,7 @@
 """Transaction service: transactions of producers with a transactional id, and their description.
 
-All methods that name a transactional id raise `InvalidRequest` for an invalid one, and `NotCoordinator`,
+All methods that name a transactional id raise `TransactionalIdAuthorizationFailed`, before any look-up, unless the
+caller may WRITE it or do what the method names. They raise `InvalidRequest` for an invalid id, and `NotCoordinator`,
 `CoordinatorNotAvailable` or `CoordinatorLoadInProgress`, on which a client looks up the coordinator and tries again.
 """
 
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
 from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.config.topic_names import OFFSETS_TOPIC
+from mansio.errors import OperationNotAttempted, TopicAuthorizationFailed
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.transaction.batch_committer import BatchCommitter
     from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
     from mansio.broker.coordinator.transaction.transaction_store import TransactionEntry
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.errors import MansioError
     from mansio.metadata.model import BrokerState
     from mansio.ports import Clock
@@ -83,15 +88,21 @@ class TransactionService:
         groups: GroupCoordinator,
         clock: Clock,
         batches: BatchCommitter,
+        authorization: Authorization,
     ) -> None:
         self._coordinator = coordinator
         self._batches = batches
         self._groups = groups
         self._clock = clock
+        self._authorization = authorization
 
-    async def find_coordinator(self, transactional_id: str) -> BrokerState | None:
-        """Return the broker that coordinates a transactional id; None if it is this broker. Creates
-        `__transaction_state` if it does not exist."""
+    def _check(self, caller: Caller, transactional_id: str, operation: Operation = Operation.WRITE) -> None:
+        self._authorization.check(caller, operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
+
+    async def find_coordinator(self, transactional_id: str, *, caller: Caller) -> BrokerState | None:
+        """Return the broker that coordinates a transactional id, which needs DESCRIBE; None if it is this broker.
+        Creates `__transaction_state` if it does not exist."""
+        self._check(caller, transactional_id, Operation.DESCRIBE)
         return await self._coordinator.find_coordinator(transactional_id)
 
     async def init_producer_id(
@@ -100,11 +111,14 @@ class TransactionService:
         timeout_ms: int,
         producer_id: int = -1,
         producer_epoch: int = -1,
+        *,
+        caller: Caller,
     ) -> tuple[int, int]:
         """Fence other producers with this transactional id and abort their transaction. Return producer id and epoch.
 
         `producer_id`, `producer_epoch`: those that the producer had, to bump the epoch after an error (KIP-360).
         Raises `InvalidTransactionTimeout`, `ProducerFenced`, `ConcurrentTransactions`."""
+        self._check(caller, transactional_id)
         found = await self._coordinator.initialize(transactional_id, timeout_ms, producer_id, producer_epoch)
         return found.current_producer
 
@@ -116,12 +130,22 @@ class TransactionService:
         partitions: Sequence[PartitionKey],
         *,
         client_version: int = NOT_BUMPING_VERSION,
+        caller: Caller,
     ) -> list[MansioError | None]:
         """Add partitions to the producer's transaction, which begins with the first one: all of them or none. Return
-        None or an error for each.
+        None or an error for each: `TopicAuthorizationFailed` for a topic that the caller may not WRITE, and then
+        `OperationNotAttempted` for the others.
 
         `client_version`: transaction version of the request, 2 for a partition that a batch adds (KIP-890).
         Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
+        self._check(caller, transactional_id)
+        topics = dict.fromkeys(topic for topic, _ in partitions)
+        allowed = self._authorization.allowed_names(caller, Operation.WRITE, ResourceType.TOPIC, topics)
+        if len(allowed) < len(topics):
+            return [
+                OperationNotAttempted() if topic in allowed else TopicAuthorizationFailed()
+                for topic, _ in partitions
+            ]
         return await self._coordinator.add_partitions(
             transactional_id, producer_id, producer_epoch, partitions, client_version=client_version
         )
@@ -133,7 +157,8 @@ class TransactionService:
         producer_epoch: int,
         partitions: Sequence[PartitionKey],
     ) -> list[MansioError | None]:
-        """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`.
+        """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`. For brokers,
+        which have asked the authorizer.
 
         Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
         return await self._coordinator.verify_partitions(
@@ -141,15 +166,19 @@ class TransactionService:
         )
 
     async def add_offsets(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str, *, caller: Caller
     ) -> None:
-        """Add the partition of `__consumer_offsets` that stores the offsets of a group. Raises `InvalidGroupId`, and
-        the errors of `add_partitions`."""
+        """Add the partition of `__consumer_offsets` that stores the offsets of a group, which needs READ for the group.
+        Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and the errors of `add_partitions`."""
+        self._check(caller, transactional_id)
+        self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id)
         check_group_id(group_id)
         with coordinator_errors():
             await self._groups.ensure_topic_exists()
         partition = (OFFSETS_TOPIC, self._groups.store.partition_for(group_id))
-        errors = await self.add_partitions(transactional_id, producer_id, producer_epoch, [partition])
+        errors = await self._coordinator.add_partitions(
+            transactional_id, producer_id, producer_epoch, [partition], client_version=NOT_BUMPING_VERSION
+        )
         for error in errors:
             if error is not None:
                 with coordinator_errors():
@@ -163,21 +192,26 @@ class TransactionService:
         *,
         is_commit: bool,
         bumps_epoch: bool,
+        caller: Caller,
     ) -> tuple[int, int]:
         """Commit or abort the transaction. Return producer id and epoch for the next one when the decision is durable.
 
         `bumps_epoch`: the end bumps the epoch (KIP-890). Raises `InvalidProducerIdMapping`, `ProducerFenced`,
         `InvalidTxnState`, `ConcurrentTransactions`."""
+        self._check(caller, transactional_id)
         ended = await self._coordinator.end(
             transactional_id, producer_id, producer_epoch, is_commit=is_commit, bumps_epoch=bumps_epoch
         )
         return ended.current_producer
 
-    async def prepare(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+    async def prepare(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, *, caller: Caller
+    ) -> None:
         """Let the producer's transaction, whose records are all acknowledged, wait for the decision about its batch:
         it is aborted only after `transaction_prepared_max_ms`, or by its producer and epoch. Idempotent.
 
         Raises `InvalidProducerIdMapping`, `ProducerFenced`, `InvalidTxnState`, `ConcurrentTransactions`."""
+        self._check(caller, transactional_id)
         await self._coordinator.hold(transactional_id, producer_id, producer_epoch)
 
     async def commit_batch(
@@ -188,6 +222,7 @@ class TransactionService:
         abandoned: Sequence[TaskTransaction] = (),
         *,
         is_commit: bool,
+        caller: Caller,
     ) -> None:
         """Commit the transactions of a batch, all or none, and abort the abandoned ones. With `is_commit` false, or if
         the batch is decided already, the transactions that no decision commits are aborted. Returns when all of them
@@ -195,6 +230,8 @@ class TransactionService:
 
         Raises `InvalidTxnState` if a transaction has ended otherwise, or if a later batch is decided, and
         `ConcurrentTransactions` while another request of the query is processed."""
+        for each in chain(transactions, abandoned):
+            self._check(caller, each.transactional_id)
         if is_commit:
             await self._batches.commit(query_id, batch_id, transactions, abandoned)
         else:
@@ -237,10 +274,14 @@ class TransactionService:
         store = self._coordinator.store
         return chain(store.ongoing.values(), store.prepared.values())
 
-    async def describe(self, transactional_id: str) -> DescribedTransaction:
-        """Describe a transactional id. Raises `TransactionalIdNotFound`."""
-        found = await self._coordinator.describe(transactional_id)
-        return _described(transactional_id, found)
+    async def describe(self, transactional_id: str, *, caller: Caller) -> DescribedTransaction:
+        """Describe a transactional id, which needs DESCRIBE; topics that the caller may not DESCRIBE are left out.
+        Raises `TransactionalIdNotFound`."""
+        self._check(caller, transactional_id, Operation.DESCRIBE)
+        found = _described(transactional_id, await self._coordinator.describe(transactional_id))
+        topics = dict.fromkeys(topic for topic, _ in found.partitions)
+        allowed = self._authorization.allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics)
+        return found._replace(partitions=tuple(key for key in found.partitions if key[0] in allowed))
 
     def list_transactions(
         self,
@@ -249,8 +290,9 @@ class TransactionService:
         producer_ids: Collection[int] = (),
         duration_ms_min: int = -1,
         pattern: str = "",
+        caller: Caller,
     ) -> list[ListedTransaction]:
-        """List the transactional ids that this broker coordinates.
+        """List the transactional ids that this broker coordinates; those that the caller may not DESCRIBE are left out.
 
         An empty filter selects all. `states`: Kafka's names; unknown ones select nothing. `duration_ms_min`: only
         transactions that are open for longer. `pattern`: RE2 expression for whole ids. Raises
@@ -270,7 +312,13 @@ class TransactionService:
                 continue
             if is_match is None or is_match(entry.transactional_id):
                 found.append(ListedTransaction(entry.transactional_id, transaction.producer_id, title))
-        return found
+        names = [each.transactional_id for each in found]
+        allowed = set(
+            self._authorization.allowed_names(
+                caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, names
+            )
+        )
+        return [each for each in found if each.transactional_id in allowed]
 
 
 def _described(transactional_id: str, found: Transaction) -> DescribedTransaction:

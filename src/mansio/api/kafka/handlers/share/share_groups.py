@@ -15,6 +15,7 @@ from mansio.state.share_group.group import ShareHeartbeat
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.share_group.group import ShareGroupMember
     from mansio.wire.codec.messages import Struct
@@ -29,7 +30,9 @@ async def share_group_heartbeat(service: BrokerServices, request: Struct, contex
     """Process the heartbeat of a member that joins, stays in or leaves a share group. The response has the member's
     epoch, and its assigned partitions if they have changed."""
     try:
-        answer = await service.group_service.share_heartbeat(request.group_id, _heartbeat(request, context))
+        answer = await service.group_service.share_heartbeat(
+            request.group_id, _heartbeat(request, context), caller=context.caller
+        )
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
     return heartbeat_fields(answer)
@@ -50,12 +53,15 @@ def _heartbeat(request: Struct, context: RequestContext) -> ShareHeartbeat:
 async def share_group_describe(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe share groups with their members and assignments. A group that occurs twice in the request is described
     once."""
-    return await described_groups(service, request.group_ids, lambda group_id: _describe(service, group_id))
+    caller = context.caller
+    return await described_groups(
+        service, request.group_ids, lambda group_id: _describe(service, group_id, caller)
+    )
 
 
-def _describe(service: BrokerServices, group_id: str) -> Fields:
+def _describe(service: BrokerServices, group_id: str, caller: Caller) -> Fields:
     try:
-        found = service.group_service.describe_share_group(group_id)
+        found = service.group_service.describe_share_group(group_id, caller=caller)
     except MansioError as error:
         return group_error_fields(group_id, error)
     return {

@@ -1,0 +1,175 @@
+"""ACL service: the access control lists of the cluster, in the metadata store.
+
+A change is durable, and in force on this broker, before the request is answered; other brokers learn it from their
+watch of the metadata store. Without an authorizer, requests about ACLs are refused.
+
+Invariant: the authorizer has the ACLs of the metadata image, and a change reaches it before any other part of the
+broker learns of the same revision.
+
+Model: AclControlManager of Kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mansio.config.item_limit import ITEMS_MAX, too_many_items
+from mansio.errors import MansioError, PolicyViolation
+from mansio.logs import fields
+from mansio.metadata import metadata_store
+from mansio.metadata.acls import acl_document, acl_key
+from mansio.metadata.metadata_store import Delete, Put, new_writer_id
+from mansio.state.authorization.acls import CLUSTER_NAME, AclFilter, Operation, ResourceType, check_filter
+from mansio.tracebacks import without_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.ports import Random, Scheduler
+    from mansio.state.authorization.acls import Acl
+    from mansio.state.authorization.authorizer import Authorizer
+
+logger = logging.getLogger(__name__)
+
+ACLS_MAX: Final = 20_000
+"""Maximum number of ACLs of a cluster."""
+
+
+def follow_acls(state: MetadataImage, authorizer: Authorizer) -> None:
+    """Give the ACLs of the metadata, and each later change of them, to an authorizer."""
+    for acl in state.acls.values():
+        authorizer.add(acl)
+    state.on_acl_change(lambda acl, exists: authorizer.add(acl) if exists else authorizer.remove(acl))
+
+
+class AclService:
+    """Describes and changes ACLs. All methods run on the broker's event loop."""
+
+    __slots__ = ("_authorization", "_random", "_scheduler", "_state", "_store")
+
+    def __init__(
+        self,
+        authorization: Authorization,
+        *,
+        store: MetadataStore,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        random: Random,
+    ) -> None:
+        self._authorization = authorization
+        self._store = store
+        self._state = state
+        self._scheduler = scheduler
+        self._random = random
+
+    @property
+    def acl_count(self) -> int:
+        """Number of ACLs of the cluster."""
+        return len(self._state.acls)
+
+    def describe(self, selected: AclFilter, *, caller: Caller) -> list[Acl]:
+        """Return the ACLs that a filter selects. Raises `SecurityDisabled`, `ClusterAuthorizationFailed`,
+        `InvalidRequest`."""
+        self._check(caller, Operation.DESCRIBE)
+        return self._select(selected)
+
+    def _check(self, caller: Caller, operation: Operation) -> None:
+        _ = self._authorization.authorizer  # raises without one
+        self._authorization.check(caller, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def _select(self, selected: AclFilter) -> list[Acl]:
+        check_filter(selected)
+        return self._authorization.authorizer.acls(selected)
+
+    async def create_each(self, acls: Sequence[Acl], *, caller: Caller) -> list[MansioError | None]:
+        """Add ACLs; those that exist stay as they are. Return the error of each, or None.
+
+        Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `PolicyViolation` for too many ACLs, `Unavailable`,
+        `StorageError`.
+        """
+        keys = self._state.keys
+        try:
+            self._check(caller, Operation.ALTER)
+            if (refused := too_many_items(len(acls))) is not None:
+                raise refused
+            new = {
+                key: acl
+                for key, acl in ((acl_key(keys, acl), acl) for acl in acls)
+                if key not in self._state.acls
+            }
+            if self.acl_count + len(new) > ACLS_MAX:
+                raise PolicyViolation(f"there may be {ACLS_MAX} ACLs, and {self.acl_count} exist")
+        except MansioError as error:
+            return [without_traceback(error)] * len(acls)
+        writer = new_writer_id(self._random)
+        puts = [Put(key, metadata_store.encode(acl_document(acl), writer)) for key, acl in new.items()]
+        errors = await self._write(puts)
+        for key, acl in new.items():
+            if key not in errors:
+                logger.info("acl_created", extra=_log_fields(acl))
+        return [errors.get(acl_key(keys, acl)) for acl in acls]
+
+    async def delete_each(
+        self, filters: Sequence[AclFilter], *, caller: Caller
+    ) -> list[list[Acl] | MansioError]:
+        """Delete the ACLs that each filter selects. Return them for each filter, or its error; ACLs may be deleted even
+        then.
+
+        Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `InvalidRequest`, `PolicyViolation` for too many
+        filters, `Unavailable`, `StorageError`.
+        """
+        try:
+            self._check(caller, Operation.ALTER)
+            if (refused := too_many_items(len(filters))) is not None:
+                raise refused
+        except MansioError as error:
+            return [without_traceback(error)] * len(filters)
+        selected: list[list[Acl] | MansioError] = []
+        for each in filters:
+            try:
+                selected.append(self._select(each))
+            except MansioError as error:
+                selected.append(without_traceback(error))
+        deleted = dict.fromkeys(acl for acls in selected if isinstance(acls, list) for acl in acls)
+        keys = {acl: acl_key(self._state.keys, acl) for acl in deleted}
+        errors = await self._write([Delete(key) for key in keys.values()])
+        for acl, key in keys.items():
+            if key not in errors:
+                logger.info("acl_deleted", extra=_log_fields(acl))
+        return [
+            next((errors[keys[acl]] for acl in acls if keys[acl] in errors), acls)
+            if isinstance(acls, list)
+            else acls
+            for acls in selected
+        ]
+
+    async def _write(self, operations: Sequence[Put | Delete]) -> dict[str, MansioError]:
+        """Execute idempotent operations, many in each transaction. Return the errors by key."""
+        errors: dict[str, MansioError] = {}
+        size = min(self._store.operations_max, ITEMS_MAX)
+        revision = 0
+        for first in range(0, len(operations), size):
+            batch = operations[first : first + size]
+            try:
+                revision = (await metadata_store.transact_with_retries(self._store, [], batch)).revision
+                await self._state.wait_for_revision(revision, self._scheduler)
+            except MansioError as error:
+                errors |= dict.fromkeys((operation.key for operation in batch), without_traceback(error))
+        return errors
+
+
+def _log_fields(acl: Acl) -> dict[str, object]:
+    return fields(
+        resource=acl.resource_type.name,
+        pattern=acl.pattern_type.name,
+        name=acl.name,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation.name,
+        permission=acl.permission.name,
+    )
