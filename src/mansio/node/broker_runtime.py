@@ -539,6 +539,7 @@ class BrokerRuntime:
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(
+                authorization=authorization,
                 group_coordinator=self.groups,
                 share_partition_manager=self.shares,
                 topics=self.topics,

@@ -8,12 +8,21 @@ import pytest
 
 from mansio.broker.routing.caller import BROKER_SESSION, Caller, ClientSession
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
     OperationNotAttempted,
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
-from mansio.state.authorization.acls import WILDCARD, Acl, Operation, PatternType, Permission, ResourceType
+from mansio.state.authorization.acls import (
+    CLUSTER_NAME,
+    WILDCARD,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.transactions.batch_decision import TaskTransaction
 from unit.broker.test_transaction_handlers import Server
@@ -114,6 +123,16 @@ def test_offsets_of_a_group_need_the_group() -> None:
         room.run(room.service.add_offsets("x", *producer, "g", caller=ALICE))
     room.authorizer.add(acl(GROUP, "g", Operation.READ))
     room.run(room.service.add_offsets("x", *producer, "g", caller=ALICE))
+
+
+def test_an_idempotent_producer_needs_the_cluster_or_any_topic() -> None:
+    room = Room(acl(TOPIC, "a", Operation.READ), acl(X, "x", Operation.WRITE))
+    with pytest.raises(ClusterAuthorizationFailed):
+        room.run(room.service.new_producer_id(caller=ALICE))
+    room.authorizer.add(acl(TOPIC, "a", Operation.WRITE))
+    assert room.run(room.service.new_producer_id(caller=ALICE)) >= 0
+    cluster = Room(acl(ResourceType.CLUSTER, CLUSTER_NAME, Operation.IDEMPOTENT_WRITE))
+    assert cluster.run(cluster.service.new_producer_id(caller=ALICE)) >= 0
 
 
 def test_unseen_topics_are_left_out_of_a_description() -> None:

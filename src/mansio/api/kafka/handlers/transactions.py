@@ -57,7 +57,7 @@ def _code(error: MansioError | None, version: int, *, fenced_from: int, abortabl
 async def init_producer_id(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Assign a producer id to an idempotent producer, or initialize a producer with a transactional id."""
     if request.transactional_id is None:
-        new_id = await service.producer_ids.new_producer_id()
+        new_id = await service.transactions.new_producer_id(caller=context.caller)
         return {"error_code": 0, "producer_id": new_id, "producer_epoch": 0}
     if not request.transactional_id:
         raise InvalidRequest("the transactional id is empty")

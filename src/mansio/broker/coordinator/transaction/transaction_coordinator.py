@@ -120,7 +120,7 @@ class TransactionCoordinator:
         self._node_id = node_id
         self._clock = clock
         self._scheduler = scheduler
-        self._new_producer_id = new_producer_id
+        self.new_producer_id = new_producer_id
         self._markers = markers
         self.counts = TransactionCounts()
         self._closed = False
@@ -359,8 +359,8 @@ class TransactionCoordinator:
                 raise CoordinatorNotAvailable(
                     f"there are {self._settings.transactional_ids_max} transactional ids"
                 )
-            return await self._new_producer_id()
-        return await self._new_producer_id() if entry.transaction.is_epoch_exhausted else machine.NO_ID
+            return await self.new_producer_id()
+        return await self.new_producer_id() if entry.transaction.is_epoch_exhausted else machine.NO_ID
 
     async def _change(
         self, transactional_id: str, transition: Transition, end_s: float | None = None

@@ -15,8 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
-from mansio.errors import InvalidRequest, MansioError, NonEmptyGroup, UnknownTopicOrPartition
+from mansio.errors import (
+    AuthorizationFailed,
+    InvalidRequest,
+    MansioError,
+    NonEmptyGroup,
+    TopicAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
 from mansio.host.item_turns import ItemTurns
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.share_partition.types import BASE, ShareKey
 from mansio.tracebacks import copied, without_traceback
 
@@ -27,6 +35,8 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_store import GroupEntry
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.topics.topics import TopicService
     from mansio.metadata.model import Topic
     from mansio.ports import Scheduler
@@ -66,7 +76,14 @@ class ShareOffsetService:
     """Describes, alters and deletes start offsets of share groups that this broker coordinates. All methods run on the
     broker's event loop."""
 
-    __slots__ = ("_group_coordinator", "_partitions", "_scheduler", "_share_partition_manager", "_topics")
+    __slots__ = (
+        "_authorization",
+        "_group_coordinator",
+        "_partitions",
+        "_scheduler",
+        "_share_partition_manager",
+        "_topics",
+    )
 
     def __init__(
         self,
@@ -76,44 +93,62 @@ class ShareOffsetService:
         topics: TopicService,
         partitions: PartitionSet,
         scheduler: Scheduler,
+        authorization: Authorization,
     ) -> None:
         self._group_coordinator = group_coordinator
         self._share_partition_manager = share_partition_manager
         self._topics = topics
         self._partitions = partitions
         self._scheduler = scheduler
+        self._authorization = authorization
+
+    def _check(self, caller: Caller, operation: Operation, group_id: str) -> None:
+        self._authorization.check(caller, operation, ResourceType.GROUP, group_id)
+
+    def _check_topic(self, caller: Caller, operation: Operation, topic: str) -> None:
+        self._authorization.check(caller, operation, ResourceType.TOPIC, topic)
 
     # ------------------------------------------------------------------ describe
 
     async def describe(
-        self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]] | None
+        self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]] | None, *, caller: Caller
     ) -> list[TopicShareOffsets]:
         """Return the start offsets of the (topic, partitions) in `topics`, or, if it is None, of all share partitions
-        of the group that have a state.
+        of the group that have a state. The caller needs DESCRIBE for the group and the topics; topics that it does not
+        name are left out.
 
-        Raises `InvalidGroupId`, `GroupIdNotFound` and errors of the coordinator, such as `CoordinatorLoadInProgress`;
-        other errors are in the results."""
+        Raises `GroupAuthorizationFailed`, `InvalidGroupId`, `GroupIdNotFound` and errors of the coordinator, such as
+        `CoordinatorLoadInProgress`; other errors are in the results."""
+        self._check(caller, Operation.DESCRIBE, group_id)
         try:
             check_group_id(group_id)
             _, group = self._group_coordinator.share_groups.find(group_id)
-            wanted = self._partitions_with_state(group) if topics is None else topics
+            wanted = self._partitions_with_state(group, caller) if topics is None else topics
             turns = ItemTurns(self._scheduler)
-            return [await self._describe_topic(group_id, *each, turns) for each in wanted]
+            return [await self._describe_topic(group_id, *each, turns, caller) for each in wanted]
         except MansioError as error:
             raise _to_coordinator_error(error) from error
 
-    def _partitions_with_state(self, group: ShareGroup) -> list[tuple[str, Sequence[int]]]:
+    def _partitions_with_state(self, group: ShareGroup, caller: Caller) -> list[tuple[str, Sequence[int]]]:
         name_of = self._group_coordinator.topic_resolver.name_of
         return [
             (name, each.partitions)
             for each in group.state_partitions.initialized
             if (name := name_of(each.topic_id)) is not None
+            and self._authorization.allows(caller, Operation.DESCRIBE, ResourceType.TOPIC, name)
         ]
 
     async def _describe_topic(
-        self, group_id: str, name: str, indexes: Sequence[int], turns: ItemTurns
+        self, group_id: str, name: str, indexes: Sequence[int], turns: ItemTurns, caller: Caller
     ) -> TopicShareOffsets:
         await turns.next()
+        try:
+            self._check_topic(caller, Operation.DESCRIBE, name)
+        except AuthorizationFailed as error:
+            refused = without_traceback(error)
+            return TopicShareOffsets(
+                name, NO_TOPIC_ID, [ShareOffset(index, error=refused) for index in indexes]
+            )
         topic = self._topics.state.topics.get(name)
         topic_id = _topic_id_bytes(topic)
         offsets = []
@@ -160,14 +195,22 @@ class ShareOffsetService:
     # ------------------------------------------------------------------ alter
 
     async def alter(
-        self, group_id: str, start_offsets: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+        self,
+        group_id: str,
+        start_offsets: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+        *,
+        caller: Caller,
     ) -> list[TopicShareOffsets]:
         """Set new start offsets: (topic, [(partition, offset), ...]). The leases and delivery state of these share
-        partitions are deleted.
+        partitions are deleted. The caller needs READ for the group and the topics.
 
         If the group does not exist and at least one of the partitions does, the group is created, so that an
-        administrator can set the offsets before its first member joins (KAFKA-19662). Raises `InvalidGroupId`,
-        `NonEmptyGroup` and errors of the coordinator; other errors are in the results."""
+        administrator can set the offsets before its first member joins (KAFKA-19662). Raises
+        `GroupAuthorizationFailed`, `InvalidGroupId`, `NonEmptyGroup` and errors of the coordinator; other errors are in
+        the results."""
+        self._check(caller, Operation.READ, group_id)
+        names = dict.fromkeys(name for name, _ in start_offsets)
+        allowed = set(self._authorization.allowed_names(caller, Operation.READ, ResourceType.TOPIC, names))
         topics = self._topics.state.topics
         owner: tuple[GroupEntry, ShareGroup] | None = None
         try:
@@ -175,6 +218,7 @@ class ShareOffsetService:
             if any(
                 _has_partition(topics.get(name), index)
                 for name, partitions in start_offsets
+                if name in allowed
                 for index, _ in partitions
             ):
                 owner = await self._group_coordinator.share_groups.find_or_create(group_id)
@@ -185,6 +229,11 @@ class ShareOffsetService:
         results = []
         for name, partitions in start_offsets:
             await turns.next()
+            if name not in allowed:
+                refused = TopicAuthorizationFailed()
+                offsets = [ShareOffset(index, offset, error=refused) for index, offset in partitions]
+                results.append(TopicShareOffsets(name, NO_TOPIC_ID, offsets))
+                continue
             topic = topics.get(name)
             topic_id = _topic_id_bytes(topic)
             offsets = []
@@ -229,11 +278,15 @@ class ShareOffsetService:
 
     # ------------------------------------------------------------------ delete
 
-    async def delete(self, group_id: str, topics: Sequence[str]) -> list[TopicShareOffsets]:
-        """Delete the delivery state of topics. In these topics, the group then starts like a new group.
+    async def delete(
+        self, group_id: str, topics: Sequence[str], *, caller: Caller
+    ) -> list[TopicShareOffsets]:
+        """Delete the delivery state of topics. In these topics, the group then starts like a new group. The caller
+        needs DELETE for the group and READ for the topics.
 
-        Raises `InvalidGroupId`, `GroupIdNotFound`, `NonEmptyGroup` and errors of the coordinator; other errors are in
-        the results."""
+        Raises `GroupAuthorizationFailed`, `InvalidGroupId`, `GroupIdNotFound`, `NonEmptyGroup` and errors of the
+        coordinator; other errors are in the results."""
+        self._check(caller, Operation.DELETE, group_id)
         try:
             check_group_id(group_id)
             entry, group = self._group_coordinator.share_groups.find(group_id)
@@ -244,10 +297,12 @@ class ShareOffsetService:
         results = []
         for name in topics:
             await turns.next()
-            topic = self._topics.state.topics.get(name)
-            topic_id = _topic_id_bytes(topic)
+            topic_id = NO_TOPIC_ID
             failure: MansioError | None = None
             try:
+                self._check_topic(caller, Operation.READ, name)
+                topic = self._topics.state.topics.get(name)
+                topic_id = _topic_id_bytes(topic)
                 if topic is None:
                     raise UnknownTopicOrPartition(f"there is no topic {name!r}")
                 await self._group_coordinator.share_groups.delete_topics(entry, group, [topic_id])

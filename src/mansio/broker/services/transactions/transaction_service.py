@@ -14,7 +14,7 @@ from mansio.broker.coordinator.group.error_mapping import check_group_id, coordi
 from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import OperationNotAttempted, TopicAuthorizationFailed
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
@@ -104,6 +104,13 @@ class TransactionService:
         Creates `__transaction_state` if it does not exist."""
         self._check(caller, transactional_id, Operation.DESCRIBE)
         return await self._coordinator.find_coordinator(transactional_id)
+
+    async def new_producer_id(self, *, caller: Caller) -> int:
+        """Assign a producer id to an idempotent producer, which needs IDEMPOTENT_WRITE for the cluster or WRITE for any
+        topic (KIP-679). Raises `ClusterAuthorizationFailed`."""
+        if not self._authorization.allows_any(caller, Operation.WRITE, ResourceType.TOPIC):
+            self._authorization.check(caller, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+        return await self._coordinator.new_producer_id()
 
     async def init_producer_id(
         self,

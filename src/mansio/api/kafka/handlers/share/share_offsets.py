@@ -27,24 +27,27 @@ async def describe_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
     """Return the start offset and lag of each requested partition of the share groups."""
-    del context
     count = Counter(each.group_id for each in request.groups)
     turns = ItemTurns(service.scheduler)
     groups = []
     for each in request.groups:
         await turns.next()
-        groups.append(await _topic_fields(service, each, once=count[each.group_id] == 1, turns=turns))
+        groups.append(
+            await _topic_fields(service, each, context, once=count[each.group_id] == 1, turns=turns)
+        )
     return {"groups": groups}
 
 
-async def _topic_fields(service: BrokerServices, wanted: Struct, *, once: bool, turns: ItemTurns) -> Fields:
+async def _topic_fields(
+    service: BrokerServices, wanted: Struct, context: RequestContext, *, once: bool, turns: ItemTurns
+) -> Fields:
     topics = None
     if wanted.topics is not None:
         topics = [(each.topic_name, each.partitions) for each in wanted.topics]
     try:
         if not once:  # otherwise a short request could cause a large response
             raise InvalidRequest(f"group {wanted.group_id!r} is in the request more than once")
-        described = await service.share_offsets.describe(wanted.group_id, topics)
+        described = await service.share_offsets.describe(wanted.group_id, topics, caller=context.caller)
     except MansioError as error:
         return {"group_id": wanted.group_id, "topics": [], **_error_fields(error)}
     found = []
@@ -69,13 +72,12 @@ async def alter_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
     """Set new start offsets of a share group without members. The group is created if it does not exist."""
-    del context
     start_offsets = [
         (each.topic_name, [(one.partition_index, one.start_offset) for one in each.partitions])
         for each in request.topics
     ]
     try:
-        altered = await service.share_offsets.alter(request.group_id, start_offsets)
+        altered = await service.share_offsets.alter(request.group_id, start_offsets, caller=context.caller)
     except MansioError as error:
         return {**_error_fields(error), "responses": []}
     responses = [
@@ -95,10 +97,9 @@ async def delete_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
     """Delete the delivery state of topics of a share group without members."""
-    del context
     try:
         deleted = await service.share_offsets.delete(
-            request.group_id, [each.topic_name for each in request.topics]
+            request.group_id, [each.topic_name for each in request.topics], caller=context.caller
         )
     except MansioError as error:
         return {**_error_fields(error), "responses": []}
