@@ -16,6 +16,7 @@ import pytest
 
 import mansio
 from mansio.api.kafka.server.listener import KafkaServer
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.config.sources import load_settings
 from mansio.errors import AuthenticationFailed, ConfigError, MissingExtra
 from mansio.host.asyncio_loop import new_event_loop
@@ -185,7 +186,7 @@ def test_a_changed_password_and_a_deleted_user_stay_so(tmp_path: Path) -> None:
         async with started(tmp_path) as (broker, _):
             users = broker.service.users
             await users.create("other", "otherPassword")
-            await users.set_password(FIRST_USER, "changed", is_confidential=True)
+            await users.set_password(FIRST_USER, "changed", is_confidential=True, caller=ANONYMOUS)
         async with started(tmp_path) as (broker, again):
             assert again.new_password is None
             await log_in(broker, tmp_path, "changed")
@@ -200,7 +201,7 @@ def test_a_changed_password_and_a_deleted_user_stay_so(tmp_path: Path) -> None:
                 await client.admin.users.delete(FIRST_USER)
         (tmp_path / "security/admin.password").unlink()
         async with started(tmp_path) as (broker, again):
-            assert [user.name for user in broker.service.users.describe()] == ["other"]
+            assert [user.name for user in broker.service.users.describe(caller=ANONYMOUS)] == ["other"]
             files = again.write_client_files(broker.listener_address)
             assert (files.password, files.kcat) == (None, None)
 

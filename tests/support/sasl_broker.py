@@ -11,6 +11,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.config.security import PLAIN
 from mansio.config.settings import DEV_SETTINGS, Settings
@@ -110,14 +111,16 @@ class SaslBroker:
             for mechanism in mechanisms
         ]
         users = self.broker.service.users
-        errors = self.run(users.alter_each(upsertions, [], is_confidential=True))
+        errors = self.run(users.alter_each(upsertions, [], is_confidential=True, caller=ANONYMOUS))
         assert errors == {name: None}
 
     def delete_user(self, name: str) -> None:
         users = self.broker.service.users
         known = self.call(users.describe, [name])[0].iterations
         deletions = [CredentialDeletion(name, mechanism.kafka_type) for mechanism in known]
-        assert self.run(users.alter_each([], deletions, is_confidential=True)) == {name: None}
+        assert self.run(users.alter_each([], deletions, is_confidential=True, caller=ANONYMOUS)) == {
+            name: None
+        }
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.state.authentication.credentials import ITERATIONS_MIN, ScramMechanism, salt_password
 from mansio.testing.broker import TestBroker
@@ -34,14 +35,18 @@ def set_password(broker: TestBroker, user: str, password: str) -> None:
     salted = salt_password(MECHANISM, password.encode(), SALT, ITERATIONS_MIN)
     upsertion = CredentialUpsertion(user, MECHANISM.kafka_type, ITERATIONS_MIN, SALT, salted)
     users = broker._running().service.users
-    changed = broker._call(users.alter_each([upsertion], [], is_confidential=True), scaled(DEADLINE_S))
+    changed = broker._call(
+        users.alter_each([upsertion], [], is_confidential=True, caller=ANONYMOUS), scaled(DEADLINE_S)
+    )
     assert changed == {user: None}
 
 
 def delete_user(broker: TestBroker, user: str) -> None:
     deletion = CredentialDeletion(user, MECHANISM.kafka_type)
     users = broker._running().service.users
-    changed = broker._call(users.alter_each([], [deletion], is_confidential=True), scaled(DEADLINE_S))
+    changed = broker._call(
+        users.alter_each([], [deletion], is_confidential=True, caller=ANONYMOUS), scaled(DEADLINE_S)
+    )
     assert changed == {user: None}
 
 

@@ -472,6 +472,7 @@ class BrokerRuntime:
             random=host_ports.random,
             clock=host_ports.clock,
             password_thread=host_ports.password_thread,
+            authorization=authorization,
         )
         passwords = PasswordChecker(host_ports.password_thread, host_ports.clock, host_ports.random)
         return BrokerServices(
@@ -577,7 +578,11 @@ class BrokerRuntime:
                 topics=self.topics, settings=settings, cluster=cluster
             ),
             elections=ElectionService(
-                topics=self.topics, cluster=cluster, clock=host_ports.clock, scheduler=host_ports.scheduler
+                topics=self.topics,
+                cluster=cluster,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+                authorization=authorization,
             ),
             transaction_markers=self.markers,
             transactions=TransactionService(

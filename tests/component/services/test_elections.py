@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from component.services.services_fixtures import run
+from component.services.test_group_authorization import ALICE, CLUSTER, acl
+from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.elections import PREFERRED_ELECTION, UNCLEAN_ELECTION
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     ElectionNotNeeded,
     InvalidReplicaAssignment,
     InvalidRequest,
     NoReassignmentInProgress,
     UnknownTopicOrPartition,
 )
+from mansio.state.authorization.acls import CLUSTER_NAME, Operation
+from mansio.state.authorization.authorizer import Authorizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("election_type", [PREFERRED_ELECTION, UNCLEAN_ELECTION])
 def test_a_single_node_needs_no_election(tmp_path: Path, election_type: int) -> None:
     async def work(services: BrokerServices) -> None:
-        elect = services.elections.elect_leaders
+        elect = partial(services.elections.elect_leaders, caller=ANONYMOUS)
         named = [("t", 0), ("t", 9), ("none", 0)]
         results = await elect(named, election_type=election_type, timeout_ms=1000)
         assert [(each.topic, each.partition) for each in results] == named
@@ -41,7 +48,9 @@ def test_a_single_node_needs_no_election(tmp_path: Path, election_type: int) -> 
 
 def test_an_unknown_type_of_election_is_refused(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        (result,) = await services.elections.elect_leaders([("t", 0)], election_type=7, timeout_ms=1000)
+        (result,) = await services.elections.elect_leaders(
+            [("t", 0)], election_type=7, timeout_ms=1000, caller=ANONYMOUS
+        )
         assert isinstance(result.error, InvalidRequest)
 
     run(tmp_path, work)
@@ -49,7 +58,7 @@ def test_an_unknown_type_of_election_is_refused(tmp_path: Path) -> None:
 
 def test_only_a_plan_that_changes_nothing_is_accepted(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        check = services.elections.check_reassignment
+        check = partial(services.elections.check_reassignment, caller=ANONYMOUS)
         check("t", 1, [7])
         with pytest.raises(InvalidReplicaAssignment):
             check("t", 1, [8])
@@ -57,7 +66,37 @@ def test_only_a_plan_that_changes_nothing_is_accepted(tmp_path: Path) -> None:
             check("t", 1, None)
         with pytest.raises(UnknownTopicOrPartition):
             check("t", 2, [7])
-        assert services.elections.list_reassignments(None) == []
-        assert services.elections.list_reassignments([("t", 0), ("none", 3)]) == []
+        assert services.elections.list_reassignments(None, caller=ANONYMOUS) == []
+        assert services.elections.list_reassignments([("t", 0), ("none", 3)], caller=ANONYMOUS) == []
+
+    run(tmp_path, work, node_id=7)
+
+
+def test_elections_and_reassignments_need_the_cluster(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        elections = services.elections
+        authorizer = Authorizer()
+        elections._authorization = Authorization(authorizer)
+        for _ in range(2):
+            with pytest.raises(ClusterAuthorizationFailed):
+                await elections.elect_leaders(
+                    None, election_type=PREFERRED_ELECTION, timeout_ms=1000, caller=ALICE
+                )
+            for topic in ("t", "none"):
+                with pytest.raises(ClusterAuthorizationFailed):
+                    elections.check_reassignment(topic, 0, [7], caller=ALICE)
+            if authorizer.acl_count == 0:
+                with pytest.raises(ClusterAuthorizationFailed):
+                    elections.list_reassignments(None, caller=ALICE)
+            authorizer.add(acl(CLUSTER, CLUSTER_NAME, Operation.DESCRIBE))
+        assert elections.list_reassignments(None, caller=ALICE) == []
+        authorizer.add(acl(CLUSTER, CLUSTER_NAME, Operation.ALTER))
+        elections.check_reassignment("t", 0, [7], caller=ALICE)
+        assert (
+            await elections.elect_leaders(
+                None, election_type=PREFERRED_ELECTION, timeout_ms=1000, caller=ALICE
+            )
+            == []
+        )
 
     run(tmp_path, work, node_id=7)

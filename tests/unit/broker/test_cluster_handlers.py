@@ -12,6 +12,7 @@ import pytest
 from mansio.api.kafka.handlers.share.share_fetch import LeaderHints
 from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
 from mansio.broker.routing.routes import ClusterCoordinatorLookup
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
 from mansio.broker.services.elections import ElectionService
 from mansio.config.settings import Settings
@@ -87,7 +88,11 @@ class ClusterNode:
             topics=self.topics, settings=self.settings, cluster=self.cluster
         )
         self.elections = ElectionService(
-            topics=self.topics, cluster=self.cluster, clock=self.clock, scheduler=self.scheduler
+            topics=self.topics,
+            cluster=self.cluster,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            authorization=Authorization(None),
         )
 
     def put(self, topic: Topic) -> None:

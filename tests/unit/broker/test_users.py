@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.broker.routing.caller import ANONYMOUS, Caller, ClientSession
 from mansio.broker.services import users as users_module
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion, DescribedUser, UserService
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     DuplicateResource,
     InvalidRequest,
     MansioError,
@@ -24,6 +27,16 @@ from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Put
 from mansio.state.authentication.credentials import ScramMechanism, salt_password
 from mansio.state.authentication.plain import PasswordCheck
+from mansio.state.authorization.acls import (
+    CLUSTER_NAME,
+    WILDCARD,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from mansio.state.authorization.authorizer import Authorizer
 from support.credentials import reachable_texts
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
@@ -55,7 +68,9 @@ class DirectThread:
         pass
 
 
-def service_of(admin: Admin, state: MetadataImage | None = None) -> UserService:
+def service_of(
+    admin: Admin, state: MetadataImage | None = None, authorizer: Authorizer | None = None
+) -> UserService:
     thread: Background = DirectThread()
     return UserService(
         store=admin.store,
@@ -64,6 +79,7 @@ def service_of(admin: Admin, state: MetadataImage | None = None) -> UserService:
         random=HostRandom(),
         clock=HostClock(),
         password_thread=thread,
+        authorization=Authorization(authorizer),
     )
 
 
@@ -93,7 +109,7 @@ def upsertion(
 
 
 async def upsert(users: UserService, *upsertions: CredentialUpsertion) -> None:
-    errors = await users.alter_each(upsertions, [], is_confidential=True)
+    errors = await users.alter_each(upsertions, [], is_confidential=True, caller=ANONYMOUS)
     assert set(errors.values()) == {None}
 
 
@@ -111,7 +127,7 @@ def test_a_user_is_created_changed_described_and_deleted() -> None:
             users, upsertion("alice"), upsertion("alice", SHA_512, iterations=8_192), upsertion("bob")
         )
         alice = DescribedUser("alice", {SHA_256: 4_096, SHA_512: 8_192})
-        assert users.describe() == [alice, DescribedUser("bob", {SHA_256: 4_096})]
+        assert users.describe(caller=ANONYMOUS) == [alice, DescribedUser("bob", {SHA_256: 4_096})]
         assert logs_in(users, "alice", PASSWORD)
         first = users.directory.find("alice", SHA_256).credential.revision
         await upsert(users, upsertion("alice", password="other"))
@@ -120,10 +136,14 @@ def test_a_user_is_created_changed_described_and_deleted() -> None:
         assert users.directory.find("alice", SHA_256).credential.revision > first
         assert users.directory.find("alice", SHA_512).credential.revision == first
         deletions = [CredentialDeletion("alice", one.kafka_type) for one in ScramMechanism]
-        assert await users.alter_each([], deletions[:1], is_confidential=False) == {"alice": None}
-        assert users.describe(["alice"]) == [DescribedUser("alice", {SHA_512: 8_192})]
-        assert await users.alter_each([], deletions[1:], is_confidential=False) == {"alice": None}
-        assert [each.name for each in users.describe()] == ["bob"]
+        assert await users.alter_each([], deletions[:1], is_confidential=False, caller=ANONYMOUS) == {
+            "alice": None
+        }
+        assert users.describe(["alice"], caller=ANONYMOUS) == [DescribedUser("alice", {SHA_512: 8_192})]
+        assert await users.alter_each([], deletions[1:], is_confidential=False, caller=ANONYMOUS) == {
+            "alice": None
+        }
+        assert [each.name for each in users.describe(caller=ANONYMOUS)] == ["bob"]
         assert users.user_count == 1
         assert changed == ["alice", "bob", "alice", "alice", "alice"]
 
@@ -154,6 +174,7 @@ def test_each_user_of_a_request_succeeds_or_fails_as_a_whole() -> None:
                 CredentialDeletion("typeless", 9),
             ],
             is_confidential=True,
+            caller=ANONYMOUS,
         )
         kinds = {name: None if error is None else type(error) for name, error in errors.items()}
         assert kinds == {
@@ -171,8 +192,10 @@ def test_each_user_of_a_request_succeeds_or_fails_as_a_whole() -> None:
             "short": UnacceptableCredential,
             "saltless": UnacceptableCredential,
         }
-        assert [each.name for each in users.describe()] == ["good"]
-        described = {each.name: each.error for each in users.describe(["good", "no", "x", "x"])}
+        assert [each.name for each in users.describe(caller=ANONYMOUS)] == ["good"]
+        described = {
+            each.name: each.error for each in users.describe(["good", "no", "x", "x"], caller=ANONYMOUS)
+        }
         assert {name: type(error) for name, error in described.items()} == {
             "good": type(None),
             "no": ResourceNotFound,
@@ -180,10 +203,13 @@ def test_each_user_of_a_request_succeeds_or_fails_as_a_whole() -> None:
         }
         await upsert(users, upsertion("mixed"))
         mixed = await users.alter_each(
-            [upsertion("mixed", SHA_512)], [CredentialDeletion("mixed", 1)], is_confidential=True
+            [upsertion("mixed", SHA_512)],
+            [CredentialDeletion("mixed", 1)],
+            is_confidential=True,
+            caller=ANONYMOUS,
         )
         assert mixed == {"mixed": None}
-        assert users.describe(["mixed"]) == [DescribedUser("mixed", {SHA_512: 4_096})]
+        assert users.describe(["mixed"], caller=ANONYMOUS) == [DescribedUser("mixed", {SHA_512: 4_096})]
 
     run(check)
 
@@ -207,9 +233,9 @@ def test_each_user_of_a_request_succeeds_or_fails_as_a_whole() -> None:
 )
 def test_a_new_name_is_what_every_client_sends_and_every_operator_can_read(name: str) -> None:
     async def check(_admin: Admin, users: UserService) -> None:
-        errors = await users.alter_each([upsertion(name)], [], is_confidential=True)
+        errors = await users.alter_each([upsertion(name)], [], is_confidential=True, caller=ANONYMOUS)
         assert [type(error) for error in errors.values()] == [UnacceptableCredential]
-        assert users.describe() == []
+        assert users.describe(caller=ANONYMOUS) == []
 
     run(check)
 
@@ -227,7 +253,7 @@ def test_other_names_survive_a_restart(tmp_path: Path, name: str) -> None:
         assert admin.state.server_secret == secret, "made once"
         assert logs_in(users, name, PASSWORD)
         assert not logs_in(users, name, "other")
-        await users.set_password(name, "other", is_confidential=True)
+        await users.set_password(name, "other", is_confidential=True, caller=ANONYMOUS)
         assert logs_in(users, name, "other")
 
     run(create, str(tmp_path / "metadata"))
@@ -237,12 +263,12 @@ def test_other_names_survive_a_restart(tmp_path: Path, name: str) -> None:
 def test_passwords_are_not_accepted_where_others_can_read_them() -> None:
     async def check(_admin: Admin, users: UserService) -> None:
         errors = await users.alter_each(
-            [upsertion("alice")], [CredentialDeletion("bob", 1)], is_confidential=False
+            [upsertion("alice")], [CredentialDeletion("bob", 1)], is_confidential=False, caller=ANONYMOUS
         )
         assert {type(error) for error in errors.values()} == {PolicyViolation}
         await upsert(users, upsertion("alice"))
         with pytest.raises(PolicyViolation):
-            await users.set_password("alice", "p", is_confidential=False)
+            await users.set_password("alice", "p", is_confidential=False, caller=ANONYMOUS)
 
     run(check)
 
@@ -252,7 +278,9 @@ def test_set_password_keeps_the_salts_and_the_present_password_for_the_given_tim
         await users.open_directory()
         await upsert(users, upsertion("alice"), upsertion("alice", SHA_512, iterations=5_000))
         before = {one: users.directory.find("alice", one).credential for one in ScramMechanism}
-        await users.set_password("alice", "second", previous_valid_ms=60_000, is_confidential=True)
+        await users.set_password(
+            "alice", "second", previous_valid_ms=60_000, is_confidential=True, caller=ANONYMOUS
+        )
         for mechanism, old in before.items():
             new = users.directory.find("alice", mechanism).credential
             assert (new.salt, new.iterations) == (old.salt, old.iterations)
@@ -260,18 +288,22 @@ def test_set_password_keeps_the_salts_and_the_present_password_for_the_given_tim
             assert (previous.keys, previous.revision) == (old.keys, old.revision)
             assert previous.valid_until_ms > HostClock().wall_ms()
         assert logs_in(users, "alice", PASSWORD)
-        await users.set_password("alice", "third", previous_valid_ms=60_000, is_confidential=True)
+        await users.set_password(
+            "alice", "third", previous_valid_ms=60_000, is_confidential=True, caller=ANONYMOUS
+        )
         assert [logs_in(users, "alice", one) for one in (PASSWORD, "second", "third")] == [False, True, True]
-        await users.set_password("alice", "fourth", is_confidential=True)
+        await users.set_password("alice", "fourth", is_confidential=True, caller=ANONYMOUS)
         assert [logs_in(users, "alice", one) for one in ("third", "fourth")] == [False, True]
         for wrong in (-1, 366 * 24 * 60 * 60 * 1000):
             with pytest.raises(InvalidRequest):
-                await users.set_password("alice", "p", previous_valid_ms=wrong, is_confidential=True)
+                await users.set_password(
+                    "alice", "p", previous_valid_ms=wrong, is_confidential=True, caller=ANONYMOUS
+                )
         with pytest.raises(ResourceNotFound):
-            await users.set_password("nobody", "p", is_confidential=True)
+            await users.set_password("nobody", "p", is_confidential=True, caller=ANONYMOUS)
         for password in ("", "a\0b", "x" * 1_025):
             with pytest.raises(UnacceptableCredential) as caught:
-                await users.set_password("alice", password, is_confidential=True)
+                await users.set_password("alice", password, is_confidential=True, caller=ANONYMOUS)
             assert not password or password not in reachable_texts(caught.value)
 
     run(check)
@@ -281,11 +313,13 @@ def test_numbers_of_users_and_of_changes_in_a_request_are_bounded(monkeypatch: p
     async def check(_admin: Admin, users: UserService) -> None:
         monkeypatch.setattr(users_module, "USERS_MAX", 2)
         await upsert(users, upsertion("a"), upsertion("b"))
-        errors = await users.alter_each([upsertion("c"), upsertion("a")], [], is_confidential=True)
+        errors = await users.alter_each(
+            [upsertion("c"), upsertion("a")], [], is_confidential=True, caller=ANONYMOUS
+        )
         assert isinstance(errors["c"], PolicyViolation)
         assert errors["a"] is None
         deletions = [CredentialDeletion("a", 1)] * 1_001
-        errors = await users.alter_each([], deletions, is_confidential=True)
+        errors = await users.alter_each([], deletions, is_confidential=True, caller=ANONYMOUS)
         assert isinstance(errors["a"], PolicyViolation)
         assert users.user_count == 2
 
@@ -299,9 +333,13 @@ def test_concurrent_changes_of_one_user_all_take_effect() -> None:
         await asyncio.gather(
             upsert(users, upsertion("alice", SHA_512)),
             upsert(users, upsertion("alice", password="two")),
-            users.set_password("alice", "three", previous_valid_ms=60_000, is_confidential=True),
+            users.set_password(
+                "alice", "three", previous_valid_ms=60_000, is_confidential=True, caller=ANONYMOUS
+            ),
         )
-        assert users.describe(["alice"]) == [DescribedUser("alice", {SHA_256: 4_096, SHA_512: 4_096})]
+        assert users.describe(["alice"], caller=ANONYMOUS) == [
+            DescribedUser("alice", {SHA_256: 4_096, SHA_512: 4_096})
+        ]
 
     run(check)
 
@@ -311,7 +349,10 @@ def test_another_view_that_missed_changes_has_the_right_users() -> None:
         await upsert(users, upsertion("alice"), upsertion("bob"))
         late = await MetadataImage.load(admin.store, "", HostRandom())
         await users.alter_each(
-            [upsertion("alice", SHA_512)], [CredentialDeletion("bob", 1)], is_confidential=True
+            [upsertion("alice", SHA_512)],
+            [CredentialDeletion("bob", 1)],
+            is_confidential=True,
+            caller=ANONYMOUS,
         )
         changed: list[str] = []
         late.on_user_change(changed.append)
@@ -351,9 +392,43 @@ def test_no_representation_shows_a_key_or_the_secret() -> None:
         await upsert(users, one)
         credential = users.directory.find("alice", SHA_256).credential
         secret = present(admin.state.server_secret)
-        shown = " ".join(map(repr, (admin.state, users.describe(), one, credential, users.directory)))
+        shown = " ".join(
+            map(repr, (admin.state, users.describe(caller=ANONYMOUS), one, credential, users.directory))
+        )
         for hidden in (secret, one.salted_password, SALT, *credential.keys):
             assert hidden.hex() not in shown
             assert repr(hidden)[2:-1] not in shown
+
+    run(check)
+
+
+def test_users_need_the_cluster() -> None:
+    async def check(admin: Admin, _: UserService) -> None:
+        authorizer = Authorizer()
+        users = service_of(admin, authorizer=authorizer)
+        alice = Caller(ClientSession("alice"))
+        change = CredentialUpsertion("bob", ScramMechanism.SHA_256.kafka_type, 4096, SALT, bytes(32))
+        for name in ("bob", "absent"):
+            with pytest.raises(ClusterAuthorizationFailed):
+                users.describe([name], caller=alice)
+            with pytest.raises(ClusterAuthorizationFailed):
+                await users.set_password(name, PASSWORD, is_confidential=True, caller=alice)
+        errors = await users.alter_each([change], [], is_confidential=True, caller=alice)
+        assert isinstance(errors["bob"], ClusterAuthorizationFailed)
+        assert users.user_count == 0
+        for operation in (Operation.ALTER, Operation.DESCRIBE):
+            authorizer.add(
+                Acl(
+                    ResourceType.CLUSTER,
+                    PatternType.LITERAL,
+                    CLUSTER_NAME,
+                    "User:alice",
+                    WILDCARD,
+                    operation,
+                    Permission.ALLOW,
+                )
+            )
+        assert await users.alter_each([change], [], is_confidential=True, caller=alice) == {"bob": None}
+        assert [each.name for each in users.describe(caller=alice)] == ["bob"]
 
     run(check)

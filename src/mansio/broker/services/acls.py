@@ -20,7 +20,7 @@ from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
 from mansio.metadata.metadata_store import Delete, Put, new_writer_id
-from mansio.state.authorization.acls import CLUSTER_NAME, AclFilter, Operation, ResourceType, check_filter
+from mansio.state.authorization.acls import AclFilter, Operation, check_filter
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class AclService:
 
     def _check(self, caller: Caller, operation: Operation) -> None:
         _ = self._authorization.authorizer  # raises without one
-        self._authorization.check(caller, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+        self._authorization.check_cluster(caller, operation)
 
     def _select(self, selected: AclFilter) -> list[Acl]:
         check_filter(selected)

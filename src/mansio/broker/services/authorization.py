@@ -18,7 +18,7 @@ from mansio.errors import (
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
-from mansio.state.authorization.acls import ResourceType
+from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType
 from mansio.state.authorization.authorizer import new_subject
 from mansio.tracebacks import without_traceback
 
@@ -80,6 +80,10 @@ class Authorization:
             kind = _ERRORS.get(resource_type, AuthorizationFailed)
             what = resource_type.name.replace("_", " ").lower()
             raise kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
+
+    def check_cluster(self, caller: Caller, operation: Operation) -> None:
+        """Raise `ClusterAuthorizationFailed` unless a caller may do an operation on the cluster."""
+        self.check(caller, operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def check_all(
         self, caller: Caller, operation: Operation, resource_type: ResourceType, names: Iterable[str]

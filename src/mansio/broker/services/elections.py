@@ -28,11 +28,14 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.host.item_turns import ItemTurns
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.cluster import ClusterServices
     from mansio.broker.topics.topics import TopicService
     from mansio.metadata.controller.controller import Controller
@@ -65,25 +68,38 @@ class OngoingReassignment:
 class ElectionService:
     """Executes leader elections, and checks and lists reassignments. All methods run on the broker's event loop."""
 
-    __slots__ = ("_clock", "_cluster", "_scheduler", "_topics")
+    __slots__ = ("_authorization", "_clock", "_cluster", "_scheduler", "_topics")
 
     def __init__(
-        self, *, topics: TopicService, cluster: ClusterServices | None, clock: Clock, scheduler: Scheduler
+        self,
+        *,
+        topics: TopicService,
+        cluster: ClusterServices | None,
+        clock: Clock,
+        scheduler: Scheduler,
+        authorization: Authorization,
     ) -> None:
         """`cluster` is None on a single node."""
         self._topics = topics
         self._cluster = cluster
         self._clock = clock
         self._scheduler = scheduler
+        self._authorization = authorization
 
     async def elect_leaders(
-        self, partitions: Iterable[tuple[str, int]] | None, *, election_type: int, timeout_ms: int
+        self,
+        partitions: Iterable[tuple[str, int]] | None,
+        *,
+        election_type: int,
+        timeout_ms: int,
+        caller: Caller,
     ) -> list[ElectionResult]:
         """Elect leaders of `partitions`, one after the other. Elections that have not begun when `timeout_ms` expires
-        fail with `RequestTimedOut`.
+        fail with `RequestTimedOut`. Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster.
 
         `partitions` None: all partitions; those that need no election are then omitted from the results, as in Kafka
         (KIP-460)."""
+        self._authorization.check_cluster(caller, Operation.ALTER)
         deadline = self._clock.monotonic() + max(timeout_ms, 0) / 1000
         results = []
         turns = ItemTurns(self._scheduler)
@@ -151,12 +167,15 @@ class ElectionService:
         except Unavailable as error:
             raise EligibleLeadersNotAvailable(error.message) from error
 
-    def check_reassignment(self, topic: str, index: int, replicas: Sequence[int] | None) -> None:
+    def check_reassignment(
+        self, topic: str, index: int, replicas: Sequence[int] | None, *, caller: Caller
+    ) -> None:
         """Check a reassignment of a partition to `replicas`; None cancels a reassignment.
 
         Raises `InvalidReplicaAssignment` unless the partition has exactly these replicas already, and
         `NoReassignmentInProgress` for a cancellation, because there are no reassignments. Also raises
-        `UnknownTopicOrPartition`."""
+        `UnknownTopicOrPartition`, and `ClusterAuthorizationFailed` unless the caller may ALTER the cluster."""
+        self._authorization.check_cluster(caller, Operation.ALTER)
         partition = self._find_partition(topic, index)
         if replicas is None:
             raise NoReassignmentInProgress
@@ -165,9 +184,12 @@ class ElectionService:
                 f"replicas cannot be moved: the partition stays on {list(partition.replicas)}, not {list(replicas)}"
             )
 
-    def list_reassignments(self, partitions: Iterable[tuple[str, int]] | None) -> list[OngoingReassignment]:
+    def list_reassignments(
+        self, partitions: Iterable[tuple[str, int]] | None, *, caller: Caller
+    ) -> list[OngoingReassignment]:
         """Return the ongoing reassignments of `partitions`, or of all partitions if it is None. Partitions that do not
-        exist are omitted."""
+        exist are omitted. Raises `ClusterAuthorizationFailed` unless the caller may DESCRIBE the cluster."""
+        self._authorization.check_cluster(caller, Operation.DESCRIBE)
         topics = self._topics.state.topics
         found = []
         for name, index in self._all_partitions() if partitions is None else partitions:

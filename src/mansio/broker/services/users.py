@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.routing.caller import ANONYMOUS_USER
 from mansio.config.item_limit import too_many_items
 from mansio.errors import (
+    AuthorizationFailed,
     ConcurrentChange,
     DuplicateResource,
     InvalidRequest,
@@ -48,11 +49,14 @@ from mansio.state.authentication.credentials import (
     ScramMechanism,
     encode_password,
 )
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import result_of, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Background, Clock, Promise, Random, Scheduler
@@ -103,7 +107,16 @@ class DescribedUser:
 class UserService:
     """Describes and changes users. All methods run on the broker's event loop."""
 
-    __slots__ = ("_clock", "_directory", "_password_thread", "_random", "_scheduler", "_state", "_store")
+    __slots__ = (
+        "_authorization",
+        "_clock",
+        "_directory",
+        "_password_thread",
+        "_random",
+        "_scheduler",
+        "_state",
+        "_store",
+    )
 
     def __init__(
         self,
@@ -114,6 +127,7 @@ class UserService:
         random: Random,
         clock: Clock,
         password_thread: Background,
+        authorization: Authorization,
     ) -> None:
         """`password_thread`: computes the keys of passwords, which takes milliseconds for each."""
         self._store = store
@@ -122,6 +136,7 @@ class UserService:
         self._random = random
         self._clock = clock
         self._password_thread = password_thread
+        self._authorization = authorization
         self._directory: CredentialDirectory | None = None
 
     # Authentication
@@ -157,8 +172,10 @@ class UserService:
         """Number of users of the cluster."""
         return len(self._state.users)
 
-    def describe(self, names: Sequence[str] = ()) -> list[DescribedUser]:
-        """Return these users, or all in the order of their names. Errors: `ResourceNotFound`, `DuplicateResource`."""
+    def describe(self, names: Sequence[str] = (), *, caller: Caller) -> list[DescribedUser]:
+        """Return these users, or all in the order of their names. Raises `ClusterAuthorizationFailed` unless the caller
+        may DESCRIBE the cluster. Errors: `ResourceNotFound`, `DuplicateResource`."""
+        self._authorization.check_cluster(caller, Operation.DESCRIBE)
         if not names:
             return [self._describe(name) for name in sorted(self._state.users)]
         count = Counter(names)
@@ -184,17 +201,23 @@ class UserService:
         deletions: Sequence[CredentialDeletion],
         *,
         is_confidential: bool,
+        caller: Caller,
     ) -> dict[str, MansioError | None]:
         """Change the credentials of several users. Return the error of each user, or None; a user with an error is not
         changed. `is_confidential`: whether nobody else can read the connection.
 
-        Errors: `UnacceptableCredential`, `UnsupportedSaslMechanism`, `ResourceNotFound` for a deletion,
+        Errors: `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `UnacceptableCredential`,
+        `UnsupportedSaslMechanism`, `ResourceNotFound` for a deletion,
         `DuplicateResource` for a credential that is in the request more than once, `PolicyViolation` for too many
         items, too many users, and an upsertion that others could read, `ConcurrentChange`, `StorageError`.
         """
         changes: list[CredentialUpsertion | CredentialDeletion] = [*deletions, *upsertions]
         names = dict.fromkeys(each.user for each in changes)
-        refused = too_many_items(len(changes))
+        refused: MansioError | None = too_many_items(len(changes))
+        try:
+            self._authorization.check_cluster(caller, Operation.ALTER)
+        except AuthorizationFailed as error:
+            refused = without_traceback(error)
         if refused is None and upsertions and not is_confidential:
             refused = PolicyViolation(
                 "a salted password is as good as a password: it is accepted on an encrypted connection, "
@@ -260,15 +283,16 @@ class UserService:
             raise DuplicateResource(f"there is a user {name!r} already")
 
     async def set_password(
-        self, name: str, password: str, *, previous_valid_ms: int = 0, is_confidential: bool
+        self, name: str, password: str, *, previous_valid_ms: int = 0, is_confidential: bool, caller: Caller
     ) -> None:
         """Change the password of a user for all mechanisms that the user has, with their salts and iterations. For
         `previous_valid_ms` the present password stays valid, too; an earlier one does not. `is_confidential`: whether
         nobody else can read the connection.
 
-        Raises `ResourceNotFound`, `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`,
-        `StorageError`.
+        Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `ResourceNotFound`,
+        `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
         """
+        self._authorization.check_cluster(caller, Operation.ALTER)
         if not is_confidential:
             raise PolicyViolation(
                 "a password is accepted on an encrypted connection, or from the broker's machine"

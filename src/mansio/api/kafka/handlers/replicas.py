@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 async def elect_leaders(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Elect leaders of the requested partitions, or of all, in preferred or unclean elections."""
-    del context
     wanted = request.topic_partitions
     results = await service.elections.elect_leaders(
         None if wanted is None else [(item.topic, index) for item in wanted for index in item.partitions],
         election_type=request.election_type,
         timeout_ms=request.timeout_ms,
+        caller=context.caller,
     )
     group_by_topic_id: dict[str, list[dict[str, Any]]] = {item.topic: [] for item in wanted or ()}
     turns = ItemTurns(service.scheduler)
@@ -43,7 +43,6 @@ async def alter_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Check requested reassignments; each partition succeeds or fails on its own."""
-    del context
     turns = ItemTurns(service.scheduler)
     responses = []
     for topic in request.topics:
@@ -53,7 +52,9 @@ async def alter_partition_reassignments(
             await turns.next()
             result: dict[str, Any] = {"partition_index": wanted.partition_index}
             try:
-                service.elections.check_reassignment(topic.name, wanted.partition_index, wanted.replicas)
+                service.elections.check_reassignment(
+                    topic.name, wanted.partition_index, wanted.replicas, caller=context.caller
+                )
             except MansioError as error:
                 result |= {"error_code": error.kafka_code, "error_message": error.message}
             partitions.append(result)
@@ -68,12 +69,12 @@ async def list_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return the ongoing reassignments of the requested partitions, or of all."""
-    del context
     wanted = request.topics
     found = service.elections.list_reassignments(
         None
         if wanted is None
-        else [(item.name, index) for item in wanted for index in item.partition_indexes]
+        else [(item.name, index) for item in wanted for index in item.partition_indexes],
+        caller=context.caller,
     )
     return {
         "topics": [

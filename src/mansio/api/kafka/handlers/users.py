@@ -23,8 +23,7 @@ async def describe_user_scram_credentials(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return the users of the request, or all without a list or with an empty one."""
-    del context
-    described = service.users.describe([user.name for user in request.users or ()])
+    described = service.users.describe([user.name for user in request.users or ()], caller=context.caller)
     return {"results": [_described(user) for user in described]}
 
 
@@ -53,7 +52,9 @@ async def alter_user_scram_credentials(
         for each in request.upsertions
     ]
     deletions = [CredentialDeletion(each.name, each.mechanism) for each in request.deletions]
-    errors = await service.users.alter_each(upsertions, deletions, is_confidential=context.is_confidential)
+    errors = await service.users.alter_each(
+        upsertions, deletions, is_confidential=context.is_confidential, caller=context.caller
+    )
     results = []
     for name, error in errors.items():
         result: dict[str, Any] = {"user": name}
@@ -70,6 +71,7 @@ async def set_password(service: BrokerServices, request: Struct, context: Reques
         _decoded(request.password),
         previous_valid_ms=request.previous_valid_ms,
         is_confidential=context.is_confidential,
+        caller=context.caller,
     )
     return {}
 

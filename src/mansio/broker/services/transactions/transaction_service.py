@@ -14,7 +14,7 @@ from mansio.broker.coordinator.group.error_mapping import check_group_id, coordi
 from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import OperationNotAttempted, TopicAuthorizationFailed
-from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
@@ -109,7 +109,7 @@ class TransactionService:
         """Assign a producer id to an idempotent producer, which needs IDEMPOTENT_WRITE for the cluster or WRITE for any
         topic (KIP-679). Raises `ClusterAuthorizationFailed`."""
         if not self._authorization.allows_any(caller, Operation.WRITE, ResourceType.TOPIC):
-            self._authorization.check(caller, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+            self._authorization.check_cluster(caller, Operation.IDEMPOTENT_WRITE)
         return await self._coordinator.new_producer_id()
 
     async def init_producer_id(
