@@ -21,7 +21,7 @@ from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
 from mansio.metadata.metadata_store import Delete, Put, new_writer_id
 from mansio.state.authorization.acls import AclFilter, Operation, check_filter
-from mansio.tracebacks import without_traceback
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +96,7 @@ class AclService:
         try:
             self._check(caller, Operation.ALTER)
             if (refused := too_many_items(len(acls))) is not None:
-                raise refused
+                raise copied(refused)
             new = {
                 key: acl
                 for key, acl in ((acl_key(keys, acl), acl) for acl in acls)
@@ -126,7 +126,7 @@ class AclService:
         try:
             self._check(caller, Operation.ALTER)
             if (refused := too_many_items(len(filters))) is not None:
-                raise refused
+                raise copied(refused)
         except MansioError as error:
             return [without_traceback(error)] * len(filters)
         selected: list[list[Acl] | MansioError] = []
