@@ -65,7 +65,7 @@ from mansio.cli.broker.dev_cluster.plan import plan_cluster
 from mansio.cli.broker.dev_cluster.processes import run_until_stopped
 from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
-async def formed(plan): ...
+async def formed(plan, files): ...
 try:
     members, restart = int(sys.argv[1]), sys.argv[2] == "restart"
     plan = plan_cluster(os.path.abspath("cluster"), brokers=3, members=members, first_port=None, settings={})
@@ -268,10 +268,10 @@ def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
     with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         port = int(broker.address.rpartition(":")[2])
         one = BrokerPlan(1, port, 0, "")
-        asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one,), {})))
+        asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one,), {}), None))
         monkeypatch.setattr(processes, "FORMED_S_MAX", 2.0)
         with pytest.raises(Unavailable, match="after 2 s 1 of 2 brokers have registered"):
-            asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one, one), {})))
+            asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one, one), {}), None))
 
 
 # -- the plan --------
