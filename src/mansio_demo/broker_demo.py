@@ -26,6 +26,7 @@ from mansio_demo.flights import data_file, load_flights
 from mansio_demo.proofs import Proof
 from mansio_demo.record_checker import Checker
 from mansio_demo.security_checks import prove_security
+from mansio_demo.server_process import USER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,9 +108,14 @@ async def run_demo(count: int, *, is_secure: bool = False) -> list[Proof]:
         _new_process(directory, is_secure=is_secure) as process,
     ):
         ready_s = await asyncio.to_thread(process.start)
-        print_line(
-            console, process.label, f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}"
-        )
+        ready = f"ready in {ready_s:.2f} s at {process.kafka}"
+        if isinstance(process, ClusterProcess):
+            print_line(console, "brokers", ready)
+            print_line(
+                console, "security", f"TLS for clients, brokers and etcd, user {USER!r}; all in {directory}"
+            )
+        else:
+            print_line(console, "broker", f"{ready}, data in {directory}")
         in_time = await _stream(console, run, process)
         process.stop()
     result = run.checker.result()
@@ -154,8 +160,6 @@ async def _stream(console: Console, run: Run, process: BrokerProcess | ClusterPr
     async with connect(process.kafka) as client:
         await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
         print_line(console, "topic", f"{TOPIC!r}, keyed by aircraft; the producer: acks=all, idempotent")
-        if isinstance(process, ClusterProcess):
-            print_line(console, "security", process.sentence)
         bars = Bars(console, len(run.flights))
         run.started_at = time.monotonic()
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mansio_demo.server_process import ServerProcess
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 class BrokerProcess(ServerProcess):
     """One broker on one directory. The first start chooses free ports; later starts use the same ones."""
-
-    label: Final = "broker"
 
     def __init__(
         self, directory: str, settings: Mapping[str, str] | None = None, *, is_secure: bool = False

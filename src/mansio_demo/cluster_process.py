@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mansio.errors import Unavailable
-from mansio_demo.server_process import READY_S_MAX, USER, ServerProcess
+from mansio_demo.server_process import READY_S_MAX, ServerProcess
 
 BROKERS: Final = 3
 KILLED: Final = 1
@@ -28,8 +28,6 @@ _READY_LINE: Final = re.compile(r"^mansio .* ready kafka=.* pid=(\d+)$", re.MULT
 class ClusterProcess(ServerProcess):
     """A protected cluster on one directory, on free ports. A broker that was killed is started again by the cluster."""
 
-    label: Final = "brokers"
-
     def __init__(self, directory: str) -> None:
         super().__init__(directory, is_secure=True)
         self.kafka = ""
@@ -37,11 +35,6 @@ class ClusterProcess(ServerProcess):
         self.etcd = ""
         """URL of etcd."""
         self._starts = 1
-
-    @property
-    def sentence(self) -> str:
-        """What is protected."""
-        return f"TLS for clients, brokers and etcd; user {USER!r}; certificates of one authority"
 
     def start(self) -> float:
         """Start the cluster, or wait until the killed broker is ready again. Returns the duration in seconds. Raises

@@ -2,8 +2,8 @@
 
 Invariants:
 * `launch` returns after the ready line; after the `with` block the process has ended.
-* Until the end of the `with` block, clients in this process, Spark too, find user and password of a secure server in the
-  environment. Then the variables are as before. The server does not get them.
+* Until the end of the `with` block, clients in this process, Spark too, find user and password of a secure server in
+  the environment. Then the variables are as before. The server does not get them.
 """
 
 from __future__ import annotations
