@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import ssl
@@ -176,18 +175,9 @@ def test_records_are_produced_and_received_through_any_broker_over_tls_by_users_
         assert "PRIVATE KEY" not in shown
 
 
-@pytest.fixture(scope="module")
-def three_members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]:
-    """One broker and three members of etcd."""
-    directory = tmp_path_factory.mktemp("members")
-    with secure_cluster(directory, "--brokers", "1", "--etcd-members", "3") as cluster:
-        yield cluster
-
-
 def etcd_ports(cluster: SecureCluster) -> list[int]:
     """The ports of all members, for clients and for other members."""
     known = json.loads((cluster.data / "dev-cluster.json").read_text())["members"]
-    assert len(known) == 3
     return [port for pair in known for port in pair]
 
 
@@ -203,17 +193,17 @@ def ask_etcd(port: int, tls: ssl.SSLContext | None) -> bytes:
         return b""
 
 
-@pytest.mark.full
-def test_etcd_members_refuse_every_client_and_member_without_a_certificate_of_the_authority(
-    three_members: SecureCluster, tmp_path: Path
-) -> None:
-    ca = three_members.security / "ca.pem"
-    other = Authority(tmp_path / "other").issue("mansio")
+def check_etcd_refuses_all_without_a_certificate(cluster: SecureCluster, directory: Path) -> None:
+    """Clients and other members, without a certificate, with one of another authority, and without TLS."""
+    ca = cluster.security / "ca.pem"
+    other = Authority(directory / "other").issue("mansio")
     known = ssl.create_default_context(cafile=ca)
-    known.load_cert_chain(three_members.security / "broker-1.pem")
+    known.load_cert_chain(cluster.security / "broker-1.pem")
     foreign = ssl.create_default_context(cafile=ca)
     foreign.load_cert_chain(other.certificate, other.key)
-    for port in etcd_ports(three_members):
+    ports = etcd_ports(cluster)
+    assert len(ports) == 6
+    for port in ports:
         assert ask_etcd(port, known).startswith(b"HTTP/1.")
         assert ask_etcd(port, ssl.create_default_context(cafile=ca)) == b""
         assert ask_etcd(port, foreign) == b""
@@ -221,41 +211,42 @@ def test_etcd_members_refuse_every_client_and_member_without_a_certificate_of_th
         assert answer in (b"", b"HTTP/1.0 400"), answer  # Go names the mistake, and closes the connection
 
 
-@pytest.mark.full
-def test_only_their_user_can_enter_the_directories_of_etcd_and_of_the_keys(
-    three_members: SecureCluster,
-) -> None:
-    directories = [three_members.data / f"etcd-{number}" for number in (1, 2, 3)]
+def check_only_its_user_can_read_it(cluster: SecureCluster) -> None:
+    """The directories of etcd and of the keys."""
+    directories = [cluster.data / f"etcd-{number}" for number in (1, 2, 3)]
     directories += [each / "data" for each in directories]
-    for directory in (*directories, three_members.security):
+    for directory in (*directories, cluster.security):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
     names = {f"etcd-{number}.pem" for number in (1, 2, 3)} | {"broker-1.pem", "authority.pem", "ca.pem"}
-    files = {path.name: path for path in three_members.security.iterdir()}
+    files = {path.name: path for path in cluster.security.iterdir()}
     assert set(files) == names | {"admin.password", "kcat.conf"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
 
 
 @pytest.mark.full
-def test_a_restart_keeps_users_and_printed_commands_work_until_the_password_is_another_one(
+def test_etcd_and_keys_are_closed_to_others_and_a_restart_keeps_files_users_and_passwords(
     tmp_path: Path,
 ) -> None:
     required_tool("kcat")
     directory = tmp_path / "a user's files"  # the commands quote the paths
     directory.mkdir()
-    with secure_cluster(directory, "--brokers", "1") as cluster:
+    arguments = ("--brokers", "1", "--etcd-members", "3")
+    with secure_cluster(directory, *arguments) as cluster:
+        check_etcd_refuses_all_without_a_certificate(cluster, tmp_path)
+        check_only_its_user_can_read_it(cluster)
         lines = dict(SECTION.findall(cluster.out.read_text()))
+        assert list(lines) == ["mansio", "confluent-kafka", "kcat"]
         assert cluster.bootstrap_servers in follow(directory, lines["mansio"])
         assert "1 brokers:" in follow(directory, lines["kcat"])
-        assert "BrokerMetadata(1, " in follow(directory, lines["confluent-kafka"])
         kept = {path.name: path.read_bytes() for path in cluster.security.iterdir()}
-        follow(directory, f"chmod 755 {shlex.quote(str(cluster.data / 'etcd-1'))}")
         with cluster.client(1) as client:
             client.admin.users.create("other", NEW_PASSWORD)
         with cluster.connect(cluster.bootstrap_servers, user="other", password=NEW_PASSWORD) as client:
             client.admin.users.set_password(FIRST_USER, NEW_PASSWORD)
-    with secure_cluster(directory, "--brokers", "1") as cluster:
+    (cluster.data / "etcd-1").chmod(0o755)
+    with secure_cluster(directory, *arguments) as cluster:
         assert {path.name: path.read_bytes() for path in cluster.security.iterdir()} == kept
-        assert stat.S_IMODE((cluster.data / "etcd-1").stat().st_mode) == 0o700
+        check_only_its_user_can_read_it(cluster)
         assert "the password was changed" in cluster.errors.read_text()
         with cluster.client(1, NEW_PASSWORD) as client:
             client.admin.describe_cluster()
