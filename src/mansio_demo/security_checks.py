@@ -33,7 +33,7 @@ async def prove_security(process: ClusterProcess, client: Client, topic: str) ->
     """Try to get into a cluster that runs, and look at the replicas of `topic`; return what that proves."""
     addresses = process.kafka.split(",")
     ca = str(process.security_directory / "ca.pem")
-    open_doors: Sequence[dict[str, Any]] = ({"tls": False, "user": ""},)
+    without_tls: Sequence[dict[str, Any]] = ({"tls": False, "user": ""},)
     wrong_users: Sequence[dict[str, Any]] = (
         {"tls": ca, "user": ""},
         {"tls": ca, "user": USER, "password": "wrong"},
@@ -41,7 +41,7 @@ async def prove_security(process: ClusterProcess, client: Client, topic: str) ->
     )
     in_sync, partitions = await _in_sync(client, topic)
     return [
-        await _row("TLS at every broker", "clients without TLS", _refused(addresses, open_doors)),
+        await _row("TLS at every broker", "clients without TLS", _refused(addresses, without_tls)),
         await _row("only users get in", "no user, wrong passwords", _refused(addresses, wrong_users)),
         await _row("etcd asks for certificates", "clients without one", _refused_by_etcd(process.etcd, ca)),
         Proof(
