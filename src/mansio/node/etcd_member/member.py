@@ -131,8 +131,13 @@ class EtcdMember:
         return f"http://{url_host(host)}:{self.plan.own_address.client_port}"
 
     def _prepare_directory(self) -> None:
-        make_private_directory(self.plan.directory)  # the data has what passwords can be guessed with
-        make_private_directory(self.plan.data_directory)
+        try:
+            make_private_directory(self.plan.directory)  # the data has what passwords can be guessed with
+            make_private_directory(self.plan.data_directory)
+        except OSError as error:
+            raise ConfigError(
+                f"etcd_join: cannot use {error.filename or self.plan.directory}: {error.strerror}"
+            ) from error
         for port in (self.plan.own_address.peer_port, self.plan.own_address.client_port):
             _check_port_free(self.plan.listen_host, port)
 

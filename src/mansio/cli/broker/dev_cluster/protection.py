@@ -42,7 +42,8 @@ class ClusterProtection:
         self._start.prepare_files()
 
     async def create_first_user(self) -> ClientFiles:
-        """Create the first user if etcd, which runs, has none; return the paths for clients. Raises `MansioError`."""
+        """Create the first user if etcd, which runs, has none; return the paths for clients. Raises `MansioError`,
+        `OSError`."""
         from mansio.node.cluster_users import open_cluster_users  # needs gRPC, as brokers of a cluster do
 
         async with open_cluster_users(self._settings) as users:
