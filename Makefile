@@ -18,7 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 	nightly-peers
 
 help:
-	@echo "make demo      what Mansio guarantees, proved with 336,776 flights; ARGS=--no-spark: without the Spark chapter"
+	@echo "make demo      what Mansio guarantees, proved with 336,776 flights; ARGS=--no-spark: without the Spark chapter;"
+	@echo "               ARGS=--secure: with TLS, users and three brokers"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
 	@echo "make quick     lint, layers and unit tests (one minute)"
 	@echo "make test      checks and the tests of every change (six minutes on two cores); ARGS='-k retention'"
@@ -106,6 +107,15 @@ setup: $(VENV)/.dev $(VENV)/.spark $(VENV)/.spark-classes $(VENV)/.compiled .too
 # The first two chapters need no Spark: it is installed meanwhile. ARGS=--no-spark leaves the third one out.
 SPARK_DOWNLOAD := about 560 MB, and 60 MB for Java where there is none
 DEMO_REPORT := $(VENV)/.demo-report.json
+
+# What ARGS=--secure needs besides: packages for certificates and etcd's client, and etcd.
+$(VENV)/.secure: $(VENV)/.runtime
+	@$(INSTALL) --editable '.[secure,cluster]'
+	@touch $@
+
+ifneq (,$(findstring --secure,$(ARGS)))
+demo: $(VENV)/.secure .tools/.unpacked
+endif
 
 demo: $(VENV)/.runtime
 	@rm -f $(DEMO_REPORT)

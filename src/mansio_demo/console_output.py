@@ -34,7 +34,7 @@ class Measurements(NamedTuple):
     publish_rate: float
     deliver_rate: float
     ready_again_s: float
-    first_acknowledged_s: float
+    pause_s: float
 
 
 class Bars:
@@ -126,7 +126,7 @@ def show_outcome(console: Console, result: CheckResult, figures: Measurements) -
         ("deliver rate", f"{figures.deliver_rate:,.0f}/s", "at the same time, in the same process"),
         (
             "recovery",
-            f"{figures.first_acknowledged_s:.2f} s",
+            f"{figures.pause_s:.2f} s",
             f"SIGKILL to next ack; {figures.ready_again_s:.2f} s until ready",
         ),
     ):

@@ -89,8 +89,8 @@ class DemoState:
         self.attempts.add(attempt)
 
 
-async def run_demo() -> list[Proof]:
-    """Run the demo; returns what it proved."""
+async def run_demo(*, is_secure: bool = False) -> list[Proof]:
+    """Run the demo; returns what it proved. `is_secure`: with TLS and users."""
     console = new_console()
     flights = sorted(load_flights(FIRST_DAY_FLIGHTS), key=departure_ms)
     state = DemoState(flights, Attempts(flights, TRIES, BACKOFFS_S))
@@ -99,7 +99,10 @@ async def run_demo() -> list[Proof]:
         f"\n [bold]Mansio[/]: {len(flights)} flights, {len(state.attempts.poison)} that always fail;"
         " and a consumer that joins\n"
     )
-    with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory,
+        BrokerProcess(directory, is_secure=is_secure) as process,
+    ):
         ready_s = await asyncio.to_thread(process.start)
         print_line(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}")
         try:

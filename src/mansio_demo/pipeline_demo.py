@@ -87,8 +87,9 @@ class DemoState:
             self.wrong.append(otherwise)
 
 
-async def run_demo(count: int, plot: str) -> list[Proof]:
-    """Run the demo with `count` flights spread over the year; returns what it proved."""
+async def run_demo(count: int, plot: str, *, is_secure: bool = False) -> list[Proof]:
+    """Run the demo with `count` flights spread over the year; returns what it proved. `is_secure`: with TLS and
+    users."""
     console = new_console()
     state = _new_state(load_flights(), count)
     console.print(
@@ -97,7 +98,7 @@ async def run_demo(count: int, plot: str) -> list[Proof]:
     settings = {"log_retention_check_interval_ms": str(RETENTION_CHECK_MS)}
     with (
         tempfile.TemporaryDirectory(prefix="mansio-demo-", ignore_cleanup_errors=True) as directory,
-        BrokerProcess(os.path.join(directory, "data"), settings) as process,
+        BrokerProcess(os.path.join(directory, "data"), settings, is_secure=is_secure) as process,
         quiet(os.path.join(directory, "spark.log")),
     ):
         ready_s = await asyncio.to_thread(process.start)

@@ -42,7 +42,7 @@ async def started(
     directory: Path, now: Callable[[], datetime] = utc_now, **flags: Any
 ) -> AsyncIterator[tuple[Broker, ProtectedStart]]:
     settings = protected_settings(directory, **flags)
-    protected_start = ProtectedStart(settings, now)
+    protected_start = ProtectedStart.of_broker(settings, now)
     broker = Broker(settings, protected_start=protected_start)
     await broker.start()
     try:
@@ -202,7 +202,7 @@ def test_a_changed_password_and_a_deleted_user_stay_so(tmp_path: Path) -> None:
         (tmp_path / "security/admin.password").unlink()
         async with started(tmp_path) as (broker, again):
             assert [user.name for user in broker.service.users.describe(caller=ANONYMOUS)] == ["other"]
-            files = again.write_client_files(broker.listener_address)
+            files = again.write_client_files(str(broker.listener_address))
             assert (files.password, files.kcat) == (None, None)
 
     run(work())
@@ -247,7 +247,7 @@ def test_damaged_authority_ends_the_start_and_is_not_replaced(tmp_path: Path, co
     damaged = authority.pem.replace(authority.certificate, other.certificate) if content is None else content
     (directory / "authority.pem").write_bytes(damaged)
     with pytest.raises(ConfigError, match=r"cannot use .*/security/authority\.pem: it"):
-        ProtectedStart(protected_settings(tmp_path)).prepare_files()
+        ProtectedStart.of_broker(protected_settings(tmp_path)).prepare_files()
     assert os.listdir(directory) == ["authority.pem"]
 
 
@@ -256,15 +256,15 @@ def test_start_without_the_package_for_certificates_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(MissingExtra, match=r"pip install 'mansio-mq\[secure\]'"):
-        ProtectedStart(protected_settings(tmp_path)).prepare_files()
+        ProtectedStart.of_broker(protected_settings(tmp_path)).prepare_files()
 
 
 @pytest.mark.full
 def test_damaged_certificate_is_issued_again(tmp_path: Path) -> None:
-    ProtectedStart(protected_settings(tmp_path)).prepare_files()
+    ProtectedStart.of_broker(protected_settings(tmp_path)).prepare_files()
     path = tmp_path / "security/broker.pem"
     for damaged in (b"", path.read_bytes()[:300], CertificateAuthority.create(utc_now()).pem):
         path.write_bytes(damaged)
-        ProtectedStart(protected_settings(tmp_path)).prepare_files()
+        ProtectedStart.of_broker(protected_settings(tmp_path)).prepare_files()
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(path)
         assert path.read_bytes() != damaged

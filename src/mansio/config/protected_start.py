@@ -1,5 +1,5 @@
-"""Settings of a protected start (`mansio serve --secure`): a broker alone, with TLS and log-ins on its Kafka listeners,
-and with certificates that it makes itself. Pure.
+"""Settings of a protected start: TLS and log-ins on Kafka listeners, with certificates that Mansio makes itself. Of a
+broker alone (`mansio serve --secure`), and of the brokers of a cluster (`mansio dev-cluster --secure`). Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mansio.config.settings import default_of
 from mansio.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SECURITY_DIRECTORY: Final = "security"
 """Directory below the data directory with what a protected start makes."""
@@ -20,6 +20,7 @@ CA_FILE: Final = "ca.pem"
 CERTIFICATE_FILE: Final = "broker.pem"
 
 _MADE: Final = ("ssl_certificate_location", "ssl_key_location", "ssl_ca_location")
+_MADE_OF_ETCD: Final = ("etcd_ca_file", "etcd_cert_file", "etcd_key_file")
 _PROTOCOL: Final = SecurityProtocol.SASL_SSL
 
 
@@ -36,9 +37,7 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}: --secure protects a single broker; the brokers of a cluster need certificates of one "
                 "authority (ssl_certificate_location, ssl_key_location, ssl_ca_location)"
             )
-    for name in _MADE:
-        if given.get(name):
-            raise ConfigError(f"{name}: --secure makes a certificate of its own; leave out one of the two")
+    _refuse_other_certificates(given, _MADE)
     listeners = _named(given.get("listeners", default_of("listeners")))
     advertised = _named(given.get("advertised_listeners", ""))
     addresses = parse_listeners("listeners", listeners)
@@ -49,21 +48,54 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
                 "clients connect to; use --advertise"
             )
     directory = f"{given.get('data_dir', default_of('data_dir'))}/{SECURITY_DIRECTORY}"
-    changed = {
-        "listeners": listeners,
-        "ssl_certificate_location": f"{directory}/{CERTIFICATE_FILE}",
-        "ssl_key_location": f"{directory}/{CERTIFICATE_FILE}",
-        "ssl_ca_location": f"{directory}/{CA_FILE}",
-    }
+    changed = {"listeners": listeners, **_certificate_values(directory, CERTIFICATE_FILE)}
     if advertised:
         changed["advertised_listeners"] = advertised
     if "listener_security_protocol_map" not in given:
         others = [f"{name}:{_PROTOCOL}" for name in addresses if name not in SecurityProtocol.__members__]
         changed["listener_security_protocol_map"] = ",".join((DEFAULT_PROTOCOL_MAP, *others))
-    http = given.get("http_listener", default_of("http_listener"))
-    if "open_listeners" not in given and http and is_loopback_host(parse_address("http_listener", http).host):
+    if _leaves_http_open(given):
         changed["open_listeners"] = "http"
     return changed
+
+
+def protected_cluster_values(given: Mapping[str, Any], directory: str, certificate: str) -> dict[str, Any]:
+    """Return the settings that a protected start of a cluster changes for one of its brokers, by name. The broker has
+    one listener, for clients and other brokers. `directory` has all files; `certificate` names the one of this broker,
+    which it presents to etcd, too. `given` are the settings that have a value.
+
+    Raises `ConfigError` for other certificates and security protocols.
+    """
+    _refuse_other_certificates(given, (*_MADE, *_MADE_OF_ETCD))
+    if given.get("listener_security_protocol_map"):
+        raise ConfigError(f"listener_security_protocol_map: --secure makes all listeners {_PROTOCOL}")
+    path = f"{directory}/{certificate}"
+    return {
+        "listeners": _named(given["listeners"]),
+        "listener_security_protocol_map": DEFAULT_PROTOCOL_MAP,
+        **_certificate_values(directory, certificate),
+        **dict(zip(_MADE_OF_ETCD, (f"{directory}/{CA_FILE}", path, path), strict=True)),
+        **({"open_listeners": "http"} if _leaves_http_open(given) else {}),
+    }
+
+
+def _refuse_other_certificates(given: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if given.get(name):
+            raise ConfigError(f"{name}: --secure makes a certificate of its own; leave out one of the two")
+
+
+def _certificate_values(directory: str, certificate: str) -> dict[str, str]:
+    path = f"{directory}/{certificate}"
+    return dict(zip(_MADE, (path, path, f"{directory}/{CA_FILE}"), strict=True))
+
+
+def _leaves_http_open(given: Mapping[str, Any]) -> bool:
+    """Whether HTTP stays open, for programs on the same machine."""
+    http = given.get("http_listener", default_of("http_listener"))
+    if "open_listeners" in given or not http:
+        return False
+    return is_loopback_host(parse_address("http_listener", http).host)
 
 
 def _named(text: str) -> str:

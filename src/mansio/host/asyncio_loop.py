@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.logs import fields
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TLS_FAILED: Final = "Fatal error on SSL protocol"
+"""Message of uvloop."""
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Create a uvloop event loop, or one of asyncio where uvloop is not installed, without changing the global event
@@ -27,7 +30,22 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         import uvloop
     except ImportError:  # Windows, and interpreters without a uvloop wheel
         return asyncio.SelectorEventLoop()
-    return uvloop.new_event_loop()
+    loop = uvloop.new_event_loop()
+    loop.set_exception_handler(_on_exception)
+    return loop
+
+
+def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no one else handles, but for writes of uvloop's TLS to a connection that is closed already, for
+    example because the other side has reset it: the end of a connection is no error."""
+    is_closing = getattr(context.get("transport"), "is_closing", lambda: False)
+    if (
+        context["message"] == _TLS_FAILED
+        and isinstance(context.get("exception"), RuntimeError)
+        and is_closing()
+    ):
+        return
+    loop.default_exception_handler(context)
 
 
 class AsyncioScheduler:

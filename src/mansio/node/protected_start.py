@@ -1,5 +1,6 @@
-"""Protected start (`mansio serve --secure`): certificate authority, certificate and first user of a broker, made at its
-first start below its data directory and used again at the next ones.
+"""Protected start: certificate authority, certificates and first user, made at the first start in one directory and
+used again at the next ones. Of a broker (`mansio serve --secure`), or of the brokers and etcd members of a cluster
+(`mansio dev-cluster --secure`).
 
 Invariants:
 * The directory has mode 0700, its files 0600; each file is replaced as a whole.
@@ -19,7 +20,7 @@ import secrets
 import socket
 import string
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.protected_start import CA_FILE, CERTIFICATE_FILE, SECURITY_DIRECTORY
 from mansio.config.security import PLAIN, SASL_MECHANISMS
@@ -29,11 +30,10 @@ from mansio.logs import fields
 from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from mansio.broker.services.users import UserService
-    from mansio.config.addresses import Address
     from mansio.config.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,20 +59,43 @@ class ClientFiles:
     password: str | None
     kcat: str | None
 
+    def connect_arguments(self) -> dict[str, Any] | None:
+        """Return the arguments with which `mansio.connect` logs in as the first user; None without its password. Reads
+        the file. Raises `OSError`."""
+        if self.password is None:
+            return None
+        with open(self.password, encoding="utf-8") as file:
+            password = file.readline().rstrip("\n")
+        return {"tls": self.ca, "user": self.user, "mechanism": self.mechanism, "password": password}
+
 
 class ProtectedStart:
     """The files of a protected start, and its first user. All methods block for some milliseconds."""
 
-    def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        directory: str,
+        certificates: Mapping[str, Iterable[str]],
+        mechanisms: Sequence[str],
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """`directory`: of all files. `certificates`: host names and addresses of each certificate, by its file.
+        `mechanisms`: with which the first user may log in."""
         self._now = now
-        self._names = _names_of(settings)
-        self._mechanisms = settings.sasl_mechanisms
-        self._directory = os.path.abspath(f"{settings.data_dir}/{SECURITY_DIRECTORY}")
+        self._certificates = {name: frozenset(names) for name, names in certificates.items()}
+        self._mechanisms = mechanisms
+        self._directory = os.path.abspath(directory)
         self.new_password: str | None = None
         """Password of the first user, if this start has created it."""
 
+    @classmethod
+    def of_broker(cls, settings: Settings, now: Callable[[], datetime] = utc_now) -> ProtectedStart:
+        """Return the protected start of a broker alone, whose files are below its data directory."""
+        directory = f"{settings.data_dir}/{SECURITY_DIRECTORY}"
+        return cls(directory, {CERTIFICATE_FILE: names_of(settings)}, settings.sasl_mechanisms, now)
+
     def prepare_files(self) -> None:
-        """Make what is missing, and renew the certificate if it expires soon or lacks a name. Raises `ConfigError`,
+        """Make what is missing, and renew certificates that expire soon or lack a name. Raises `ConfigError`,
         `MissingExtra`."""
         try:
             make_private_directory(self._directory)
@@ -97,8 +120,8 @@ class ProtectedStart:
         await users.create(FIRST_USER, password)
         self.new_password = password
 
-    def write_client_files(self, address: Address) -> ClientFiles:
-        """Write the settings of kcat for a broker at `address`, and return the paths for clients. Raises `OSError`."""
+    def write_client_files(self, addresses: str) -> ClientFiles:
+        """Write the settings of kcat for brokers at `addresses`, and return the paths for clients. Raises `OSError`."""
         ca, password, kcat = (self._path(name) for name in (CA_FILE, PASSWORD_FILE, KCAT_FILE))
         mechanism = min(self._mechanisms, key=SASL_MECHANISMS.index)
         content = self._read(PASSWORD_FILE)
@@ -107,7 +130,7 @@ class ProtectedStart:
                 os.remove(kcat)
             return ClientFiles(ca, FIRST_USER, mechanism, None, None)
         settings = {
-            "bootstrap.servers": address,
+            "bootstrap.servers": addresses,
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": ca,
             # Distributions have kcat with librdkafka before 2.6.1, whose nonces of SCRAM are wrong. TLS encrypts PLAIN.
@@ -127,11 +150,12 @@ class ProtectedStart:
         trusted = self._read(CA_FILE)
         if trusted is None or authority.certificate.strip() not in trusted:
             write_private_file(self._path(CA_FILE), authority.certificate)
-        path, present = self._path(CERTIFICATE_FILE), self._read(CERTIFICATE_FILE)
-        reason = "there is none" if present is None else authority.renewal_reason(present, self._names, now)
-        if reason:
-            write_private_file(path, authority.issue(self._names, now))
-            logger.info("certificate_issued", extra=fields(file=path, reason=reason))
+        for file, names in self._certificates.items():
+            path, present = self._path(file), self._read(file)
+            reason = "there is none" if present is None else authority.renewal_reason(present, names, now)
+            if reason:
+                write_private_file(path, authority.issue(names, now))
+                logger.info("certificate_issued", extra=fields(file=path, reason=reason))
 
     def _authority(self, now: datetime) -> CertificateAuthority | None:
         """Return the authority, a new one at the first start. None if its key is kept elsewhere: then its certificates
@@ -147,7 +171,7 @@ class ProtectedStart:
             write_private_file(path, authority.pem)
             logger.info("certificate_authority_created", extra=fields(file=path))
             return authority
-        if self._read(CERTIFICATE_FILE) is None:
+        if any(self._read(file) is None for file in self._certificates):
             raise ConfigError(
                 f"{path} is missing: restore it, or remove {self._path(CA_FILE)} too for a new authority"
             )
@@ -164,7 +188,7 @@ class ProtectedStart:
             return None
 
 
-def _names_of(settings: Settings) -> frozenset[str]:
+def names_of(settings: Settings) -> frozenset[str]:
     """Return the names and addresses by which clients reach a broker."""
     names = {*LOCAL_NAMES, *settings.http_names}
     addresses = [

@@ -5,24 +5,21 @@ missing. Brokers reach each other for clients of HTTP, too.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
-import threading
-import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from confluent_kafka import Producer
 
 from mansio import blocking
 from support.certificates import Authority, Certificate
 from support.cluster import Cluster, cluster
 from support.machine import scaled
 from support.paths import free_port
+from support.secure_producer import SecureProducer
 from system.cluster.load import create_topic
 
 if TYPE_CHECKING:
@@ -36,8 +33,6 @@ pytestmark = pytest.mark.full
 NODES = (1, 2, 3)
 TOPIC = "renewed"
 USER, OLD_PASSWORD, NEW_PASSWORD = "alice", "the first password", "the second password"
-RECORDS_PER_STEP = 50
-PAUSE_S = 0.005
 DEADLINE_S = 60
 
 
@@ -99,58 +94,10 @@ def _replace(source: Path, target: Path) -> None:
     os.replace(partial, target)
 
 
-class Producing:
-    """Produces with librdkafka and a password until it is stopped. Use as `with`."""
-
-    def __init__(self, files: Files, name: str, password: str) -> None:
-        self._name = name
-        self._producer = Producer(
-            {
-                "bootstrap.servers": ",".join(f"127.0.0.1:{files.ports[node_id][0]}" for node_id in NODES),
-                "security.protocol": "SASL_SSL",
-                "sasl.mechanism": "SCRAM-SHA-256",
-                "sasl.username": USER,
-                "sasl.password": password,
-                "ssl.ca.location": str(files.both),
-                "enable.idempotence": True,
-                "log_level": 0,
-            }
-        )
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.acknowledged: set[bytes] = set()
-        self.failures: list[str] = []
-
-    def _run(self) -> None:
-        for number in itertools.count():
-            if self._stopped.is_set():
-                return
-            value = f"{self._name}-{number}".encode()
-            self._producer.produce(TOPIC, value, on_delivery=self._on_delivery)
-            self._producer.poll(0)
-            time.sleep(PAUSE_S)
-
-    def _on_delivery(self, error: object, message: Any) -> None:
-        if error is None:
-            self.acknowledged.add(message.value())
-        else:
-            self.failures.append(str(error))
-
-    def wait_for_more(self, one: Cluster) -> None:
-        """Return after further acknowledgements."""
-        wanted = len(self.acknowledged) + RECORDS_PER_STEP
-        one.wait(lambda: self.failures or len(self.acknowledged) >= wanted, "acknowledgements", DEADLINE_S)
-        assert not self.failures
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-        assert self._producer.flush(scaled(DEADLINE_S)) == 0
-        assert not self.failures
+def producing(files: Files, name: str, password: str) -> SecureProducer:
+    """A client that trusts both authorities."""
+    servers = ",".join(f"127.0.0.1:{files.ports[node_id][0]}" for node_id in NODES)
+    return SecureProducer(servers, files.both, TOPIC, name=name, user=USER, password=password)
 
 
 def reload(one: Cluster, node_id: int) -> None:
@@ -187,12 +134,12 @@ def test_every_certificate_the_authority_and_the_password_change_under_load_with
         with blocking.connect(one.bootstrap_servers) as client:
             client.admin.users.create(USER, OLD_PASSWORD)
         create_topic(one, TOPIC, partitions=3)
-        with Producing(files, "first", OLD_PASSWORD) as first:
-            first.wait_for_more(one)
+        with producing(files, "first", OLD_PASSWORD) as first:
+            first.wait_for_more()
             for node_id in NODES:
                 files.install(node_id, files.old)
                 reload(one, node_id)
-            first.wait_for_more(one)
+            first.wait_for_more()
             for node_id in NODES:
                 files.trust(node_id, files.both)
                 reload(one, node_id)
@@ -201,19 +148,19 @@ def test_every_certificate_the_authority_and_the_password_change_under_load_with
                 reload(one, node_id)
                 if node_id == 2:  # brokers of the old and of the new authority connect to each other
                     restart(one, 1)
-            first.wait_for_more(one)
+            first.wait_for_more()
             for node_id in NODES:
                 files.trust(node_id, files.new.certificate)
                 reload(one, node_id)
             with files.client(2, OLD_PASSWORD) as client:
                 client.admin.users.set_password(USER, NEW_PASSWORD, previous_valid=timedelta(hours=1))
-            with Producing(files, "second", NEW_PASSWORD) as second:
-                second.wait_for_more(one)
+            with producing(files, "second", NEW_PASSWORD) as second:
+                second.wait_for_more()
                 dead = one.leader(TOPIC)
                 one.kill(dead)
                 one.wait_led_by_others([TOPIC], dead, DEADLINE_S)
-                first.wait_for_more(one)
-                second.wait_for_more(one)
+                first.wait_for_more()
+                second.wait_for_more()
                 one.start(dead)
                 one.wait_in_sync(TOPIC)
         check_complete(files, {1: first.acknowledged, 2: second.acknowledged})

@@ -25,6 +25,7 @@ from mansio.cli.broker.dev_cluster.plan import (
     plan_cluster,
 )
 from mansio.cli.main import main
+from mansio.config.sources import load_settings
 from mansio.errors import ConfigError, Unavailable
 from mansio.host.disk import HostDisk
 from support.machine import scaled
@@ -65,7 +66,7 @@ from mansio.cli.broker.dev_cluster.plan import plan_cluster
 from mansio.cli.broker.dev_cluster.processes import run_until_stopped
 from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
-async def formed(plan): ...
+async def formed(plan, files): ...
 try:
     members, restart = int(sys.argv[1]), sys.argv[2] == "restart"
     plan = plan_cluster(os.path.abspath("cluster"), brokers=3, members=members, first_port=None, settings={})
@@ -268,10 +269,10 @@ def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
     with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         port = int(broker.address.rpartition(":")[2])
         one = BrokerPlan(1, port, 0, "")
-        asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one,), {})))
+        asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one,), {}), None))
         monkeypatch.setattr(processes, "FORMED_S_MAX", 2.0)
         with pytest.raises(Unavailable, match="after 2 s 1 of 2 brokers have registered"):
-            asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one, one), {})))
+            asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one, one), {}), None))
 
 
 # -- the plan --------
@@ -339,9 +340,57 @@ def test_what_a_broker_is_given_makes_the_settings_it_should(tmp_path: Path) -> 
     assert "default_replication_factor=2" in plan(tmp_path, brokers=2).arguments(made.brokers[0])
 
 
+@pytest.mark.parametrize("is_protected", [False, True])
+def test_a_directory_stays_protected_or_open_as_it_was_made(tmp_path: Path, is_protected: bool) -> None:
+    first = plan(tmp_path, is_protected=is_protected)
+    assert plan(tmp_path, is_protected=is_protected) == first
+    with pytest.raises(
+        ConfigError, match=f"--secure: .* was made {'with' if is_protected else 'without'} it"
+    ):
+        plan(tmp_path, is_protected=not is_protected)
+
+
+def test_brokers_and_members_of_a_protected_plan_have_tls_everywhere(tmp_path: Path) -> None:
+    made = plan(tmp_path, members=3, is_protected=True)
+    files = set()
+    for broker in made.brokers:
+        settings = load_settings(None, made.values(broker), environment=False)
+        assert {str(each.security_protocol) for each in settings.kafka_listeners.all} == {"SASL_SSL"}
+        assert not [url for url in settings.etcd_urls if not url.startswith("https:")]
+        assert settings.etcd_cert_file == settings.ssl_certificate_location
+        assert settings.etcd_ca_file == settings.ssl_ca_location == f"{tmp_path}/security/ca.pem"
+        assert settings.open_listeners == "http"
+        files.add(settings.ssl_certificate_location)
+    for member in made.members:
+        tls = present(member.tls)
+        assert tls.ca_file == f"{tmp_path}/security/ca.pem"
+        files.add(tls.cert_file)
+    assert len(files) == 6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ssl_ca_location": "ca.pem"},
+        {"etcd_cert_file": "mine.pem"},
+        {"listener_security_protocol_map": "SASL_SSL:PLAINTEXT"},
+        {"sasl_enabled_mechanisms": "NONE"},
+    ],
+)
+def test_settings_that_contradict_protection_are_refused_before_anything_starts(
+    settings: dict[str, str],
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        check_settings(settings, is_protected=True)
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
+        (
+            ["--secure", "--set", "ssl_key_location=k"],
+            "ssl_key_location: --secure makes a certificate of its",
+        ),
         (["--etcd-members", "2"], "2 tolerate no more failures than 1"),
         (["--set", "node_id=3"], "node_id: set by dev-cluster"),
         (["--set", "num_partitions=0"], "num_partitions: 0 is below the minimum"),

@@ -47,25 +47,28 @@ class ProtectedBroker(NamedTuple):
 
     def follow(self, lines: str) -> str:
         """Run commands in a shell of a user of their own; return what they print."""
-        environment = {
-            **{
-                name: text for name, text in inherited().items() if not name.startswith(("MANSIO_", "PYTEST"))
-            },
-            "XDG_CONFIG_HOME": str(self.data.parent / "config"),
-            "PATH": os.pathsep.join((str(Path(sys.executable).parent), str(TOOLS), os.environ["PATH"])),
-        }
-        done = subprocess.run(
-            ["sh", "-euc", lines],
-            env=environment,
-            cwd=self.data.parent,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=scaled(DEADLINE_S),
-            check=False,
-        )
-        assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return follow(self.data.parent, lines)
+
+
+def follow(directory: Path, lines: str) -> str:
+    """Run commands in `directory`, in a shell of a user whose contexts are there; return what they print."""
+    environment = {
+        **{name: text for name, text in inherited().items() if not name.startswith(("MANSIO_", "PYTEST"))},
+        "XDG_CONFIG_HOME": str(directory / "config"),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), str(TOOLS), os.environ["PATH"])),
+    }
+    done = subprocess.run(
+        ["sh", "-euc", lines],
+        env=environment,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=scaled(DEADLINE_S),
+        check=False,
+    )
+    assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 @contextmanager

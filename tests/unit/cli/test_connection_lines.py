@@ -6,7 +6,6 @@ import ast
 import shlex
 
 from mansio.cli.broker.connection_lines import connection_lines
-from mansio.config.addresses import Address
 from mansio.node.protected_start import ClientFiles
 
 DIRECTORY = "/data of $USER's {best}"
@@ -16,7 +15,7 @@ FILES = ClientFiles(
 
 
 def test_paths_and_addresses_reach_the_commands_unchanged() -> None:
-    lines = connection_lines(FILES, Address("::1", 9092))
+    lines = connection_lines(FILES, "[::1]:9092")
     command = lines["mansio"].split("\nmansio context use")[0]
     assert "'[::1]:9092'" in command
     assert shlex.split(command.replace("\\\n", "")) == [
@@ -38,4 +37,4 @@ def test_paths_and_addresses_reach_the_commands_unchanged() -> None:
 
 def test_there_are_no_commands_without_the_file_of_the_password() -> None:
     files = ClientFiles(FILES.ca, "admin", "SCRAM-SHA-256", None, None)
-    assert connection_lines(files, Address("127.0.0.1", 9092)) == {}
+    assert connection_lines(files, "127.0.0.1:9092") == {}

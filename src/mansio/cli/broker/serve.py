@@ -141,6 +141,7 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.api.http.service_stats import ServiceStats
+    from mansio.cli.broker.connection_lines import print_connection
     from mansio.cli.broker.serve import SystemdNotifier
     from mansio.config.addresses import Address
     from mansio.node.broker import Broker
@@ -151,7 +152,7 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
     if is_protected:
         from mansio.node.protected_start import ProtectedStart
 
-        protected_start = ProtectedStart(settings)
+        protected_start = ProtectedStart.of_broker(settings)
     broker = Broker(settings, warm_up=True, protected_start=protected_start)
     _handle_signals(broker, stop)
     manager = SystemdNotifier()
@@ -184,7 +185,7 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
             known = None if protected_start is None else _client_files(broker, protected_start)
             _print_ready(settings, broker, addresses)
             if protected_start is not None and known is not None:
-                _print_connection(*known, protected_start)
+                print_connection(*known, protected_start.new_password)
             manager.ready(f"kafka={broker.listeners_text}")
             await stop.wait()
     finally:
@@ -360,7 +361,7 @@ def _print_ready(settings: Settings, broker: Broker, addresses: dict[str, Addres
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 
-def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[ClientFiles, Address] | None:
+def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[ClientFiles, str] | None:
     """Write the files of clients; return them, and the address to which clients connect. None if the settings leave no
     listener on which users log in."""
     from mansio.config.addresses import Address
@@ -371,17 +372,8 @@ def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[Clie
         endpoint = served[listener.name].endpoint
         if endpoint is not None and listener.security_protocol is SecurityProtocol.SASL_SSL:
             address = Address(endpoint.host, endpoint.port)
-            return protected_start.write_client_files(address), address
+            return protected_start.write_client_files(str(address)), str(address)
     return None
-
-
-def _print_connection(files: ClientFiles, address: Address, protected_start: ProtectedStart) -> None:
-    """Print how clients connect to a broker with a protected start; a new password to a terminal only."""
-    import sys
-
-    from mansio.cli.broker.connection_lines import print_connection
-
-    print_connection(files, address, protected_start.new_password if sys.stdout.isatty() else None)
 
 
 async def _close(settings: Settings, broker: Broker, servers: list[HttpServer | GrpcServer]) -> int:

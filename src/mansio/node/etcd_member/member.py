@@ -14,7 +14,6 @@ import asyncio
 import errno
 import json
 import logging
-import os
 import socket
 import ssl
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from mansio.config.cluster import url_host
 from mansio.errors import ConfigError, Unavailable
 from mansio.host.port_owner import port_in_use_message
+from mansio.host.private_file import make_private_directory
 from mansio.logs import fields
 from mansio.node.etcd_member.child_process import STOP_S_MAX, ChildProcess, exit_reason
 from mansio.node.etcd_member.command import arguments
@@ -131,8 +131,13 @@ class EtcdMember:
         return f"http://{url_host(host)}:{self.plan.own_address.client_port}"
 
     def _prepare_directory(self) -> None:
-        os.makedirs(self.plan.directory, mode=0o700, exist_ok=True)
-        os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # required by etcd
+        try:
+            make_private_directory(self.plan.directory)  # the data has what passwords can be guessed with
+            make_private_directory(self.plan.data_directory)
+        except OSError as error:
+            raise ConfigError(
+                f"etcd_join: cannot use {error.filename or self.plan.directory}: {error.strerror}"
+            ) from error
         for port in (self.plan.own_address.peer_port, self.plan.own_address.client_port):
             _check_port_free(self.plan.listen_host, port)
 

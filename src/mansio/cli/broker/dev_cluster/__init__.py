@@ -1,7 +1,7 @@
 """`mansio dev-cluster`: etcd and several brokers on this machine.
 
-`plan` chooses ports and stores them with the data, `processes` starts and stops the processes, and `restarts` decides
-which brokers are restarted. This module defines the command.
+`plan` chooses ports and stores them with the data, `processes` starts and stops the processes, `restarts` decides which
+brokers are restarted, and `protection` makes what `--secure` needs. This module defines the command.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -48,6 +49,14 @@ SetOption = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of every broker by its name; repeatable."),
 ]
 
+SecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        help="TLS between all processes, and users who log in: make an authority, certificates and the user admin in "
+        "DIR/security at the first start, and print how to connect; needs the extra secure.",
+    ),
+]
 NoRestartOption = Annotated[
     bool, typer.Option("--no-restart", help="Do not restart brokers, to practise a failure.")
 ]
@@ -60,15 +69,18 @@ def dev_cluster(
     first_port: FirstPortOption = None,
     set_: SetOption = None,
     no_restart: NoRestartOption = False,
+    secure: SecureOption = False,
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C: etcd, and a process per broker.
 
     Progress goes to standard error. One line with `ready` and all addresses is printed when topics with replicas on
     every broker can be created. Brokers run with `serve --dev`: topics are created on first use. A broker that exits is
     restarted, at most five times a minute. A broker that was stopped or whose disk failed is not restarted; the command
-    that starts it again is printed. A temporary directory is removed at the end unless a broker still uses it. For
+    that starts it again is printed. A temporary directory is removed at the end unless a broker still uses it. With
+    --secure clients log in over TLS, brokers connect to each other with TLS, and etcd asks for certificates. For
     development and tests: everything is on one disk.
     """
+    from mansio.host.extras import require_extra
     from mansio.host.platforms import require_posix
 
     require_posix("mansio dev-cluster")
@@ -78,12 +90,23 @@ def dev_cluster(
             f"{etcd_members} tolerate no more failures than {etcd_members - 1}; use 1, 3 or 5",
             "--etcd-members",
         )
-    _check_settings_option(settings)
+    _check_settings_option(settings, is_protected=secure)
+    if secure:
+        require_extra("secure")
+    run = partial(
+        _run,
+        brokers=brokers,
+        etcd_members=etcd_members,
+        first_port=first_port,
+        settings=settings,
+        restart=not no_restart,
+        is_protected=secure,
+    )
     if data is not None:
-        raise typer.Exit(_run(data, brokers, etcd_members, first_port, settings, restart=not no_restart))
+        raise typer.Exit(run(data))
     directory = tempfile.mkdtemp(prefix="mansio-dev-cluster-")
     try:
-        code = _run(directory, brokers, etcd_members, first_port, settings, restart=not no_restart)
+        code = run(directory)
     finally:
         _remove_unless_in_use(directory)
     raise typer.Exit(code)
@@ -100,24 +123,25 @@ def _remove_unless_in_use(directory: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _check_settings_option(settings: dict[str, str]) -> None:
+def _check_settings_option(settings: dict[str, str], *, is_protected: bool) -> None:
     from mansio.cli.broker.dev_cluster.plan import check_settings
     from mansio.errors import ConfigError
 
     try:
-        check_settings(settings)
+        check_settings(settings, is_protected=is_protected)
     except ConfigError as error:
         usage_error(error.message.removesuffix(" (from the flag)"), "--set")
 
 
 def _run(
     directory: str,
+    *,
     brokers: int,
     etcd_members: int,
     first_port: int | None,
     settings: dict[str, str],
-    *,
     restart: bool,
+    is_protected: bool,
 ) -> int:
     import asyncio
     import logging
@@ -137,5 +161,12 @@ def _run(
         members=etcd_members,
         first_port=first_port,
         settings=settings,
+        is_protected=is_protected,
     )
-    return asyncio.run(run_until_stopped(plan, restart=restart))
+    protection = None
+    if is_protected:
+        from mansio.cli.broker.dev_cluster.protection import ClusterProtection
+
+        protection = ClusterProtection(plan)
+        protection.prepare_files()
+    return asyncio.run(run_until_stopped(plan, restart=restart, protection=protection))

@@ -3,6 +3,8 @@
 Invariants:
 * Later runs in the same directory use the same ports, because etcd members store each other's addresses.
 * Chosen ports are distinct, free when they are chosen, and below the range for outgoing connections.
+* Later runs in the same directory are protected as the first one was: etcd members store whether their peers have TLS,
+  and what only users could read does not become open to everybody.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.cli.broker.config import SETTING_FLAGS
 from mansio.config.cluster import MemberAddress
+from mansio.config.protected_start import CA_FILE, SECURITY_DIRECTORY, protected_cluster_values
 from mansio.config.sources import load_settings
 from mansio.errors import ConfigError, DataDirectoryLocked, Unavailable
 from mansio.host.disk import HostDisk
 from mansio.host.port_owner import port_in_use_message
-from mansio.node.etcd_member.command import MemberPlan
+from mansio.node.etcd_member.command import MemberPlan, TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,12 +75,13 @@ class BrokerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """All processes of a dev-cluster. `settings` apply to every broker."""
+    """All processes of a dev-cluster. `settings` apply to every broker. `is_protected`: with TLS, and users log in."""
 
     directory: str
     members: tuple[MemberPlan, ...]
     brokers: tuple[BrokerPlan, ...]
     settings: Mapping[str, str]
+    is_protected: bool = False
 
     @property
     def etcd(self) -> str:
@@ -86,13 +91,44 @@ class ClusterPlan:
     def bootstrap_servers(self) -> str:
         return ",".join(broker.kafka for broker in self.brokers)
 
+    @property
+    def security_directory(self) -> str:
+        """Directory of certificates and passwords, if the cluster is protected."""
+        return f"{self.directory}/{SECURITY_DIRECTORY}"
+
+    def values(self, broker: BrokerPlan) -> dict[str, str]:
+        """Return the settings of a broker, by name. Raises `ConfigError` for a setting that contradicts protection."""
+        values = {
+            "node_id": str(broker.node_id),
+            "data_dir": broker.directory,
+            "listeners": broker.kafka,
+            "http_listener": broker.http,
+            "etcd_endpoints": self.etcd,
+            **self.settings,
+        }
+        if self.is_protected:
+            values |= protected_cluster_values(
+                values, self.security_directory, broker_certificate(broker.node_id)
+            )
+        return values
+
     def arguments(self, broker: BrokerPlan) -> list[str]:
         """Return the arguments of the command `mansio` with which a broker is started."""
-        arguments_list = ["serve", "--node-id", str(broker.node_id), "--data", broker.directory]
-        arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd, "--dev"]
-        for name, value in self.settings.items():
-            arguments_list += ["--set", f"{name}={value}"]
-        return arguments_list
+        arguments_list = ["serve"]
+        for name, value in self.values(broker).items():
+            flag = SETTING_FLAGS.get(name)
+            arguments_list += ["--set", f"{name}={value}"] if flag is None else [flag, value]
+        return [*arguments_list, "--dev"]
+
+
+def broker_certificate(node_id: int) -> str:
+    """Name of the file with the certificate of a broker."""
+    return f"broker-{node_id}.pem"
+
+
+def member_certificate(number: int) -> str:
+    """Name of the file with the certificate of an etcd member."""
+    return f"etcd-{number}.pem"
 
 
 def mansio_command() -> list[str]:
@@ -101,7 +137,13 @@ def mansio_command() -> list[str]:
 
 
 def plan_cluster(
-    directory: str, *, brokers: int, members: int, first_port: int | None, settings: Mapping[str, str]
+    directory: str,
+    *,
+    brokers: int,
+    members: int,
+    first_port: int | None,
+    settings: Mapping[str, str],
+    is_protected: bool = False,
 ) -> ClusterPlan:
     """Plan a cluster in `directory`, reusing an existing plan, and store the plan. Raises `ConfigError`."""
     replication = {"default_replication_factor": str(min(brokers, REPLICATION_FACTOR_MAX))}
@@ -109,6 +151,11 @@ def plan_cluster(
     if known["members"] and len(known["members"]) != members:
         raise ConfigError(
             f"--etcd-members: {directory} has {len(known['members'])} members; their number cannot be changed"
+        )
+    if known["members"] and known["is_protected"] != is_protected:
+        made, wanted = ("with", "without") if known["is_protected"] else ("without", "with")
+        raise ConfigError(
+            f"--secure: {directory} was made {made} it, and cannot be used {wanted} it; use another --data"
         )
     ports = _PortAllocator()
     etcd_ports = known["members"] or [[ports.allocate(), ports.allocate()] for _ in range(members)]
@@ -122,24 +169,37 @@ def plan_cluster(
             ports.reserve(before[:1])
         kept = [ports.reuse(port) for port in before]
         broker_ports.append([*kept, *(ports.allocate() for _ in range(2 - len(kept)))])
-    _write_ports(directory, {"members": etcd_ports, "brokers": [*broker_ports, *known["brokers"][brokers:]]})
+    stored = {"members": etcd_ports, "brokers": [*broker_ports, *known["brokers"][brokers:]]}
+    _write_ports(directory, {**stored, "is_protected": is_protected})
     return ClusterPlan(
         directory=directory,
-        members=_member_plans(directory, etcd_ports),
+        members=_member_plans(directory, etcd_ports, is_protected=is_protected),
         brokers=tuple(
             BrokerPlan(index, kafka, http, f"{directory}/broker-{index}")
             for index, (kafka, http) in enumerate(broker_ports, 1)
         ),
         settings={**replication, **settings},
+        is_protected=is_protected,
     )
 
 
-def _member_plans(directory: str, ports: list[list[int]]) -> tuple[MemberPlan, ...]:
+def _member_plans(directory: str, ports: list[list[int]], *, is_protected: bool) -> tuple[MemberPlan, ...]:
     members = tuple(sorted(MemberAddress(HOST, peer, client) for peer, client in ports))
     return tuple(
-        MemberPlan(member, members, f"{directory}/etcd-{index}", HOST)
+        MemberPlan(
+            member,
+            members,
+            f"{directory}/etcd-{index}",
+            HOST,
+            tls=_member_tls(f"{directory}/{SECURITY_DIRECTORY}", index) if is_protected else None,
+        )
         for index, member in enumerate(members, 1)
     )
+
+
+def _member_tls(directory: str, number: int) -> TlsFiles:
+    path = f"{directory}/{member_certificate(number)}"
+    return TlsFiles(f"{directory}/{CA_FILE}", path, path)
 
 
 def data_directories_in_use(directory: str) -> list[str]:
@@ -154,12 +214,17 @@ def data_directories_in_use(directory: str) -> list[str]:
     return locked
 
 
-def check_settings(settings: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for an invalid setting, or one that must differ between brokers."""
+def check_settings(settings: Mapping[str, str], *, is_protected: bool = False) -> None:
+    """Raise `ConfigError` for an invalid setting, one that must differ between brokers, or one that contradicts
+    protection."""
     for name in settings:
         if name in OWN_SETTINGS:
             raise ConfigError(f"{name}: set by dev-cluster, because it differs between brokers")
-    load_settings(None, {**settings, "etcd_endpoints": "http://127.0.0.1:2379"}, environment=False)
+    scheme = "https" if is_protected else "http"
+    values = {**settings, "listeners": f"{HOST}:9092", "etcd_endpoints": f"{scheme}://{HOST}:2379"}
+    if is_protected:
+        values |= protected_cluster_values(values, SECURITY_DIRECTORY, broker_certificate(1))
+    load_settings(None, values, environment=False)
 
 
 class _PortAllocator:
@@ -211,11 +276,12 @@ def _read_ports(directory: str) -> dict[str, Any]:
     if not os.path.exists(path):
         if os.path.isdir(directory) and os.listdir(directory):
             raise ConfigError(f"--data: {directory} is not empty and not the directory of a dev-cluster")
-        return {"members": [], "brokers": []}
+        return {"members": [], "brokers": [], "is_protected": False}
     try:
         with open(path, encoding="utf-8") as file:
             known = json.load(file)
-        return {key: [[int(port) for port in pair] for pair in known[key]] for key in ("members", "brokers")}
+        ports = {key: [[int(port) for port in pair] for pair in known[key]] for key in ("members", "brokers")}
+        return {**ports, "is_protected": bool(known.get("is_protected", False))}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not written by dev-cluster") from error
 

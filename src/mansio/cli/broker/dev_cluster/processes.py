@@ -16,9 +16,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.cli.broker.connection_lines import print_connection
 from mansio.cli.broker.dev_cluster.plan import data_directories_in_use, mansio_command
 from mansio.cli.broker.dev_cluster.restarts import FORCED_EXIT_CODE, RestartPolicy, StayDown
-from mansio.errors import Unavailable
+from mansio.errors import SaslAuthenticationFailed, Unavailable
 from mansio.node.etcd_member.child_process import ChildProcess, exit_reason
 from mansio.node.etcd_member.executable import find_program
 from mansio.node.etcd_member.member import EtcdMember
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan
+    from mansio.cli.broker.dev_cluster.protection import ClusterProtection
+    from mansio.node.protected_start import ClientFiles
 
-    WaitUntilFormed = Callable[[ClusterPlan], Coroutine[Any, Any, None]]
+    WaitUntilFormed = Callable[[ClusterPlan, ClientFiles | None], Coroutine[Any, Any, None]]
 
 ETCD_START_S_MAX: Final = 60.0
 BROKER_START_S_MAX: Final = 90.0
@@ -57,9 +60,18 @@ class DevCluster:
     """
 
     def __init__(
-        self, plan: ClusterPlan, command: Sequence[str], formed: WaitUntilFormed, *, restart: bool
+        self,
+        plan: ClusterPlan,
+        command: Sequence[str],
+        formed: WaitUntilFormed,
+        *,
+        restart: bool,
+        protection: ClusterProtection | None = None,
     ) -> None:
         self.plan = plan
+        self.client_files: ClientFiles | None = None
+        """What clients need to connect to a protected cluster, when `start` has returned."""
+        self._protection = protection
         self._formed = formed
         self._restart_enabled = restart
         self._members: list[EtcdMember] = []
@@ -80,8 +92,10 @@ class DevCluster:
         self._members = [EtcdMember(member, program) for member in self.plan.members]
         await _run_all(member.start(ETCD_START_S_MAX) for member in self._members)
         print_status(f"etcd ready after {loop.time() - begun:.1f} s: {self.plan.etcd}")
+        if self._protection is not None:
+            self.client_files = await self._protection.create_first_user()
         await _run_all(self._start_broker(broker, child) for broker, child in self._brokers.items())
-        await _run_until_first(self._formed(self.plan), self._until_one_ends())
+        await _run_until_first(self._formed(self.plan, self.client_files), self._until_one_ends())
 
     async def _until_one_ends(self) -> None:
         """Raise `Unavailable` when a broker exits."""
@@ -189,13 +203,21 @@ async def run_until_stopped(
     command: Sequence[str] | None = None,
     formed: WaitUntilFormed | None = None,
     restart: bool = True,
+    protection: ClusterProtection | None = None,
 ) -> int:
     """Run a dev-cluster until a signal arrives or no broker is left, then stop all processes. Returns the exit code.
 
     With `restart`, brokers that exit are restarted, within the limits of `RestartPolicy`. `formed` waits until all
-    brokers have registered; `command` is the command line of `mansio`.
+    brokers have registered; `command` is the command line of `mansio`. `protection`: of a protected plan, with its
+    files.
     """
-    cluster = DevCluster(plan, command or mansio_command(), formed or _wait_until_formed, restart=restart)
+    cluster = DevCluster(
+        plan,
+        command or mansio_command(),
+        formed or _wait_until_formed,
+        restart=restart,
+        protection=protection,
+    )
     stop = asyncio.Event()
     is_impatient = False
 
@@ -210,7 +232,7 @@ async def run_until_stopped(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     try:
-        is_over = await _run_until_first(_run_cluster(cluster), stop.wait())
+        is_over = await _run_until_first(_run_cluster(cluster, protection), stop.wait())
     finally:
         await cluster.stop()
     if not is_over:
@@ -219,29 +241,41 @@ async def run_until_stopped(
     return 1
 
 
-async def _run_cluster(cluster: DevCluster) -> None:
-    """Start the cluster, print its ready line, and watch it until no broker is left."""
+async def _run_cluster(cluster: DevCluster, protection: ClusterProtection | None) -> None:
+    """Start the cluster, print its ready line and how to connect, and watch it until no broker is left."""
     await cluster.start()
     print(cluster.ready_line(), flush=True)
-    print_status(f"for other commands: export MANSIO_BOOTSTRAP_SERVERS={cluster.plan.bootstrap_servers}")
+    if protection is None or cluster.client_files is None:
+        print_status(f"for other commands: export MANSIO_BOOTSTRAP_SERVERS={cluster.plan.bootstrap_servers}")
+    else:
+        print_connection(cluster.client_files, cluster.plan.bootstrap_servers, protection.new_password)
     await cluster.watch()
 
 
-async def _wait_until_formed(plan: ClusterPlan) -> None:
-    """Return when the cluster's metadata has all brokers. Raises `Unavailable` after `FORMED_S_MAX`."""
+async def _wait_until_formed(plan: ClusterPlan, files: ClientFiles | None) -> None:
+    """Return when the cluster's metadata has all brokers. Raises `Unavailable` after `FORMED_S_MAX`.
+
+    `files`: of a protected cluster. Without the present password of its first user nobody can look. Then it is enough
+    that each broker has registered before its ready line.
+    """
     from mansio.client import connect
 
+    security = {} if files is None else files.connect_arguments()
+    if security is None:
+        return
     seen = 0
     try:
         async with (
             asyncio.timeout(FORMED_S_MAX),
-            connect(plan.bootstrap_servers, client_id="dev-cluster") as client,
+            connect(plan.bootstrap_servers, client_id="dev-cluster", **security) as client,
         ):
             while True:
                 seen = len((await client.admin.describe_cluster()).brokers)
                 if seen == len(plan.brokers):
                     return
                 await asyncio.sleep(POLL_INTERVAL_S)
+    except SaslAuthenticationFailed as error:
+        print_status(f"{error.message}: the password was changed, and its file was not")
     except TimeoutError:
         raise Unavailable(
             f"after {FORMED_S_MAX:g} s {seen} of {len(plan.brokers)} brokers have registered"
