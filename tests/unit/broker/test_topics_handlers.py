@@ -71,6 +71,9 @@ class Peer:
             configs=configs,
             cluster_description=description,
             transactions=None,
+            quotas=SimpleNamespace(
+                mutation_quota=lambda *_client, is_strict: None, record_mutations=lambda _quota: 0
+            ),
         )
 
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:

@@ -210,6 +210,7 @@ def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
     for api, answers, paused_ms in (
         ("produce", counts.produce_throttled, counts.produce_throttled_ms),
         ("fetch", counts.fetch_throttled, counts.fetch_throttled_ms),
+        ("controller_mutation", counts.mutation_throttled, counts.mutation_throttled_ms),
     ):
         yield _counter("throttled_requests", "Throttled requests.", answers, api=api)
         yield _counter("throttle_seconds", "Sum of throttle times.", paused_ms / 1000, api=api)
