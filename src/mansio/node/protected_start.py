@@ -72,11 +72,20 @@ class ProtectedStart:
         """Password of the first user, if this start has created it."""
 
     def prepare_files(self) -> None:
-        """Make what is missing, and renew the certificate if it expires soon or lacks a name. Raises `ConfigError`,
+        """Make what is missing, and replace the certificate if it expires soon or lacks a name. Raises `ConfigError`,
         `MissingExtra`."""
         try:
             make_private_directory(self._directory)
             self._prepare_certificates()
+        except OSError as error:
+            raise ConfigError(f"cannot use {error.filename or self._directory}: {error.strerror}") from error
+
+    def renew_certificate(self) -> bool:
+        """Renew the certificate of a running broker if it expires soon; return whether it was renewed. Without the key
+        of the authority it is not. Raises `ConfigError`."""
+        try:
+            pem = self._read(AUTHORITY_FILE)
+            return pem is not None and self._prepare_certificate(self._load_authority(pem), self._now())
         except OSError as error:
             raise ConfigError(f"cannot use {error.filename or self._directory}: {error.strerror}") from error
 
@@ -122,8 +131,10 @@ class ProtectedStart:
     def _prepare_certificates(self) -> None:
         now = self._now()
         authority = self._authority(now)
-        if authority is None:
-            return
+        if authority is not None:
+            self._prepare_certificate(authority, now)
+
+    def _prepare_certificate(self, authority: CertificateAuthority, now: datetime) -> bool:
         trusted = self._read(CA_FILE)
         if trusted is None or authority.certificate.strip() not in trusted:
             write_private_file(self._path(CA_FILE), authority.certificate)
@@ -132,16 +143,14 @@ class ProtectedStart:
         if reason:
             write_private_file(path, authority.issue(self._names, now))
             logger.info("certificate_issued", extra=fields(file=path, reason=reason))
+        return bool(reason)
 
     def _authority(self, now: datetime) -> CertificateAuthority | None:
         """Return the authority, a new one at the first start. None if its key is kept elsewhere: then its certificates
         are renewed elsewhere, too. Raises `ConfigError`."""
         path, pem = self._path(AUTHORITY_FILE), self._read(AUTHORITY_FILE)
         if pem is not None:
-            try:
-                return CertificateAuthority(pem)
-            except ConfigError as error:
-                raise ConfigError(f"cannot use {path}: {error.message}") from None
+            return self._load_authority(pem)
         if self._read(CA_FILE) is None:
             authority = CertificateAuthority.create(now)
             write_private_file(path, authority.pem)
@@ -152,6 +161,12 @@ class ProtectedStart:
                 f"{path} is missing: restore it, or remove {self._path(CA_FILE)} too for a new authority"
             )
         return None
+
+    def _load_authority(self, pem: bytes) -> CertificateAuthority:
+        try:
+            return CertificateAuthority(pem)
+        except ConfigError as error:
+            raise ConfigError(f"cannot use {self._path(AUTHORITY_FILE)}: {error.message}") from None
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
