@@ -544,7 +544,7 @@ class QuotaAdmin:
         ...
 
     def set(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None, values: Mapping[str, float | None], validate_only: bool = False) -> None:
-        """Set quotas of an entity, in bytes per second. The value None removes a quota; quotas that are not in `values`
+        """Set quotas of an entity (see `Quota.values`). The value None removes a quota; quotas that are not in `values`
         are not changed. Raises `InvalidRequest`."""
         ...
 

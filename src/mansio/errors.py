@@ -281,8 +281,8 @@ class TlsFailed(AuthenticationFailed):
     """There is no TLS connection to the broker: the port, the protocol, a certificate or the name in it is wrong."""
 
     wrong: str = "protocol"
-    """What is wrong: `protocol` (also where only one side uses TLS), `certificate`, `name` (in the broker's
-    certificate) or `client certificate`."""
+    """What is wrong: `protocol` (also where only one side uses TLS, or none although it is necessary), `certificate`,
+    `name` (in the broker's certificate) or `client certificate`."""
     reason: str = ""
     """The message without what a client may do about it."""
 

@@ -26,6 +26,7 @@ def test_quotas_from_set_to_delete(shell: Shell) -> None:
     shell("quota", "set", "--client", "loader", "--producer-byte-rate", "1000")
     shell("quota", "set", "--client", "loader", "--consumer-byte-rate", "2000")
     shell("quota", "set", "--default-client", "--user", "ANONYMOUS", "-w", "3000")
+    shell("quota", "set", "--default-client", "--user", "ANONYMOUS", "--controller-mutation-rate", "2.5")
     named = {
         "user": None,
         "default_user": False,
@@ -33,6 +34,7 @@ def test_quotas_from_set_to_delete(shell: Shell) -> None:
         "default_client": False,
         "producer_byte_rate": 1000,
         "consumer_byte_rate": 2000,
+        "controller_mutation_rate": None,
     }
     default = {
         "user": "ANONYMOUS",
@@ -41,6 +43,7 @@ def test_quotas_from_set_to_delete(shell: Shell) -> None:
         "default_client": True,
         "producer_byte_rate": 3000,
         "consumer_byte_rate": None,
+        "controller_mutation_rate": 2.5,
     }
     assert sorted(shell.json("quota", "list"), key=lambda row: row["default_client"]) == [named, default]
     table = shell("quota", "list")

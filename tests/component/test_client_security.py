@@ -9,7 +9,7 @@ import threading
 import warnings
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -141,6 +141,66 @@ def test_a_wrong_password_and_an_unknown_user_are_reported_at_once(
             )
             assert isinstance(error, SaslAuthenticationFailed), error
             assert user in error.message
+
+
+class PlaintextCollector:
+    """A port without TLS that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.connections = 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.connections += 1
+                with connection, suppress(OSError):
+                    while data := connection.recv(1 << 16):
+                        self.received += data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(scaled(30.0))
+
+
+def test_a_password_is_not_sent_unencrypted_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def is_elsewhere(host: str) -> bool:
+        asked.append(host)
+        return False
+
+    monkeypatch.setattr("mansio.net.connection.is_loopback_host", is_elsewhere)
+    with PlaintextCollector() as collector:
+        error = refused(collector.address, user=USER, password=PASSWORD, mechanism="PLAIN")
+        wait_until(lambda: collector.connections)
+    assert isinstance(error, TlsFailed)
+    assert "PLAIN would send the password unencrypted" in error.message
+    assert "tls=" in error.message
+    assert "SCRAM" in error.message
+    assert asked == ["127.0.0.1"]
+    assert collector.received == b""
+
+
+def test_a_password_may_be_sent_on_this_machine_or_hidden_by_scram(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SecureFront(None, {USER: PASSWORD}) as front:
+        for mechanism, is_loopback in (("PLAIN", True), ("SCRAM-SHA-256", False)):
+            with monkeypatch.context() as patched:
+                if not is_loopback:
+                    patched.setattr("mansio.net.connection.is_loopback_host", lambda _host: False)
+                with mansio.blocking.connect(
+                    front.address, user=USER, password=PASSWORD, mechanism=mechanism
+                ) as client:
+                    assert client.admin.describe_cluster().brokers
 
 
 @pytest.mark.full

@@ -75,7 +75,7 @@ WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 ERROR_NAMES = {name for name in vars(errors) if name[0].isupper()} | {"Other"}
 
 LABEL_RULES: dict[str, Any] = {
-    "api": lambda value: value.upper() in ApiKey.__members__,
+    "api": lambda value: value == "controller_mutation" or value.upper() in ApiKey.__members__,
     "error": lambda value: value in ERROR_NAMES,
     "code": lambda value: re.fullmatch(r"-?\d+", value),
     "reason": WORD.fullmatch,

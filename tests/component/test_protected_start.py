@@ -9,20 +9,26 @@ import ssl
 import stat
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import mansio
+from mansio.api.http.broker_stats import RunningBroker
+from mansio.api.http.service_stats import ServiceStats
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.broker.routing.caller import ANONYMOUS
 from mansio.config.sources import load_settings
 from mansio.errors import AuthenticationFailed, ConfigError, MissingExtra
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.net.tls.certificate_authority import CERTIFICATE_DAYS, RENEWAL_DAYS, CertificateAuthority, utc_now
+from mansio.net.tls.contexts import ServerContext
 from mansio.node.broker import Broker
 from mansio.node.protected_start import FIRST_USER, ProtectedStart
+from support.present import present
+from support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -147,6 +153,95 @@ def test_certificate_is_renewed_by_the_same_authority_before_it_expires(
             )
 
     run(work())
+
+
+def test_a_running_broker_renews_its_certificate_and_keeps_its_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mansio.node.certificate_renewal.RENEWAL_CHECK_MS", 20)
+    times = [utc_now() - timedelta(days=CERTIFICATE_DAYS - RENEWAL_DAYS + 1)]
+
+    async def work() -> None:
+        async with started(tmp_path, lambda: times[-1]) as (broker, _):
+            reloader = present(broker.certificates)
+            first, shown = stored(tmp_path), reloader.server_context.certificate_sha256
+            ca, password = str(tmp_path / "security" / "ca.pem"), password_in(tmp_path)
+            address = str(broker.listener_address)
+            async with mansio.connect(address, tls=ca, user=FIRST_USER, password=password) as client:
+                await client.admin.describe_cluster()
+                times.append(utc_now())
+                await eventually(lambda: reloader.server_context.certificate_sha256 != shown)
+                await client.admin.describe_cluster()
+                await log_in(broker, tmp_path, password)
+            renewed = stored(tmp_path)
+            assert {name for name in first if renewed[name] != first[name]} == {"broker.pem"}
+            assert reloader.reloads == 1
+
+    run(work())
+
+
+@pytest.mark.full
+def test_a_certificate_that_is_not_renewed_is_reported_before_it_expires(tmp_path: Path) -> None:
+    async def work() -> None:
+        days = CERTIFICATE_DAYS - 7
+        async with started(tmp_path, lambda: utc_now() - timedelta(days=days)):
+            (tmp_path / "security" / "authority.pem").unlink()
+        async with started(tmp_path) as (broker, protected_start):
+            assert not protected_start.renew_certificates()
+            view = ServiceStats(broker.settings)
+            running = RunningBroker(
+                broker.service, broker.server, broker.clients, broker.listener_address, lambda: True
+            )
+            view.attach(replace(running, certificates=broker.certificates))
+            (left_s,) = [
+                each.value for each in view.measurements() if each.name == "tls_certificate_expiry_seconds"
+            ]
+            assert timedelta(days=6) < timedelta(seconds=left_s) <= timedelta(days=7)
+            (warning,) = broker.service.health.report().warnings
+            assert warning.reason == "certificate_expires_soon"
+            assert "broker.pem expires in " in warning.detail
+
+    run(work())
+
+
+@pytest.mark.full
+def test_a_renewal_that_fails_is_reported_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mansio.node.certificate_renewal.RENEWAL_CHECK_MS", 20)
+    times = [utc_now() - timedelta(days=CERTIFICATE_DAYS - RENEWAL_DAYS + 1)]
+
+    async def work() -> None:
+        async with started(tmp_path, lambda: times[-1]) as (broker, protected_start):
+            authority = tmp_path / "security" / "authority.pem"
+            intact = authority.rename(tmp_path / "intact.pem")
+            authority.write_bytes(b"damaged")
+            times.append(utc_now())
+            await eventually(lambda: "certificate_not_issued" in caplog.text)
+            with pytest.raises(ConfigError, match=r"authority\.pem"):
+                protected_start.renew_certificates()
+            intact.rename(authority)
+            await eventually(lambda: present(broker.certificates).reloads == 1)
+
+    run(work())
+    failed = [record for record in caplog.records if record.getMessage() == "certificate_not_issued"]
+    assert len(failed) == 1
+    assert "damaged" not in caplog.text
+
+
+def test_a_certificate_expires_soon_by_its_own_validity() -> None:
+    day_s = 24 * 60 * 60
+
+    def expires_soon(validity_days: float, left_days: float) -> bool:
+        context = cast("Any", None)
+        expires_s = int(validity_days * day_s)
+        found = ServerContext(context, context, 0, expires_s, b"")
+        return found.expires_soon(expires_s - left_days * day_s)
+
+    assert expires_soon(397, 13)
+    assert not expires_soon(397, 15)
+    assert expires_soon(1, 0.2)
+    assert not expires_soon(1, 0.3)
 
 
 @pytest.mark.full

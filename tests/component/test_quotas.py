@@ -296,7 +296,6 @@ UNSUPPORTED_VERSION = 35
     ("entry", "reason"),
     [
         (alter([("client-id", "a")], request_percentage=50), "not offered"),
-        (alter([("client-id", "a")], controller_mutation_rate=5), "not offered"),
         (alter([("client-id", "a")], bytes_per_day=5), "no such quota"),
         (alter([("client-id", "a")], producer_byte_rate=0), "whole number"),
         (alter([("client-id", "a")], producer_byte_rate=1.5), "whole number"),

@@ -359,7 +359,7 @@ class Settings:
     )
     quota_burst_ms: int = _ms(
         10 * SECOND_MS,
-        "Time for which a client may accumulate unused byte rate quota. In Kafka: quota.window.num - 1 times "
+        "Time for which a client may accumulate unused quota. In Kafka: quota.window.num - 1 times "
         "quota.window.size.seconds.",
         minimum=1,
     )

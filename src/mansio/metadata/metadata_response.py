@@ -112,13 +112,14 @@ def encode_metadata(
     controller_id: int,
     topics: Sequence[bytes],
     cluster_operations: int,
+    throttle_ms: int = 0,
 ) -> bytes:
     """Encode the whole response with its length and header. `topics` are the encoded topics."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
     end = b"\0" if flexible else b""
     pieces = [_INT32.pack(correlation_id) + end]
     if version >= 3:
-        pieces.append(_INT32.pack(0))
+        pieces.append(_INT32.pack(throttle_ms))
     pieces.append(_count(len(brokers), flexible))
     for broker in brokers:
         rack = _text(broker.rack, flexible) if version >= 1 else b""

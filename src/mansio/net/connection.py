@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from mansio.config.addresses import is_loopback_host
 from mansio.errors import (
     ConnectionLost,
     MansioError,
@@ -48,6 +49,7 @@ from mansio.net.tls_failures import (
     speaks_tls,
     tls_failure,
     tls_only_failure,
+    unencrypted_password_failure,
 )
 from mansio.tracebacks import copied
 from mansio.version import __version__
@@ -259,8 +261,8 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         address, which saves a round trip, and authenticate.
 
         Raises `ConnectionLost` if the broker cannot be reached or does not respond within `connect_timeout_ms`;
-        `TlsFailed`, also where only one side uses TLS, and the other errors of `AuthenticationFailed`, which come again
-        if the call is repeated.
+        `TlsFailed`, also where only one side uses TLS, or a password would be sent without; and the other errors of
+        `AuthenticationFailed`, which come again if the call is repeated.
         """
         loop = asyncio.get_running_loop()
         name = f"{host}:{port}"
@@ -271,6 +273,7 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
                 _, connection = await loop.create_connection(
                     lambda: cls((host, port), options), host, port, ssl=options.tls
                 )
+                connection._check_confidentiality()
                 if negotiated is not None and not negotiated.closed:
                     connection.versions, connection.features = negotiated.versions, negotiated.features
                 else:
@@ -303,6 +306,16 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
             if connection is not None and not is_open:
                 connection.abort()
         return connection
+
+    def _check_confidentiality(self) -> None:
+        """Raise `TlsFailed` if others could read the password of this client. The address counts that was connected to,
+        whatever the name is: what reaches this machine only is not read by others."""
+        sasl = self.options.sasl
+        if sasl is None or not sasl.sends_password or self.options.tls is not None:
+            return
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        if peer is None or not is_loopback_host(peer[0]):
+            raise unencrypted_password_failure(self._name)
 
     @property
     def certificate_sha256(self) -> bytes:

@@ -66,6 +66,11 @@ class SaslCredentials:
     def __reduce__(self) -> str:
         raise TypeError("a password is not serialized")
 
+    @property
+    def sends_password(self) -> bool:
+        """Whether the mechanism sends the password itself, so that the connection has to be confidential."""
+        return self.mechanism == PLAIN
+
     def plain_token(self) -> bytes:
         """Return the message of PLAIN, which contains the password."""
         return plain_token(self.user, self._password)

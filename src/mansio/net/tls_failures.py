@@ -107,6 +107,15 @@ def tls_only_failure(broker: str) -> TlsFailed:
     return TlsFailed.of("protocol", f"{broker} accepts TLS only", TLS_REMEDY)
 
 
+def unencrypted_password_failure(broker: str) -> TlsFailed:
+    """Return the failure of a client that would send its password without TLS to another machine."""
+    return TlsFailed.of(
+        "protocol",
+        f"{broker}: the mechanism PLAIN would send the password unencrypted",
+        f"{TLS_REMEDY}, or use SCRAM-SHA-256",
+    )
+
+
 def failure_in(error: BaseException | None, broker: str) -> MansioError | None:
     """Return the failure of TLS with which a connection ended; None for any other end."""
     return tls_failure(error, broker) if isinstance(error, ssl.SSLError) else None

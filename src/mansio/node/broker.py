@@ -26,6 +26,7 @@ from mansio.host import file_descriptors
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
+from mansio.node.certificate_renewal import CertificateRenewal
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 from mansio.node.security import BrokerSecurity, EarlyContext
@@ -231,6 +232,16 @@ class Broker:
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         self._security.start()
         stack.callback(self._security.stop)
+        if self._protected_start is not None:
+            ports = runtime.host_ports
+            renewal = CertificateRenewal(
+                self._protected_start.renew_certificates,
+                self._security.reload,
+                ports.scheduler,
+                ports.file_thread,
+            )
+            renewal.start()
+            stack.callback(renewal.stop)
         await server.listen(listeners)
         self._server = server
         self._clients = RoutedClients(server, self._peers)

@@ -103,6 +103,15 @@ class ProtectedStart:
         except OSError as error:
             raise ConfigError(f"cannot use {error.filename or self._directory}: {error.strerror}") from error
 
+    def renew_certificates(self) -> bool:
+        """Renew what expires soon while brokers run; return whether a certificate was renewed. Without the key
+        of the authority none is. Raises `ConfigError`."""
+        try:
+            pem = self._read(AUTHORITY_FILE)
+            return pem is not None and self._issue_certificates(self._load_authority(pem), self._now())
+        except OSError as error:
+            raise ConfigError(f"cannot use {error.filename or self._directory}: {error.strerror}") from error
+
     async def create_first_user(self, users: UserService) -> None:
         """Create the first user with a random password, unless there are users. Raises `ConfigError`,
         `StorageError`."""
@@ -145,27 +154,29 @@ class ProtectedStart:
     def _prepare_certificates(self) -> None:
         now = self._now()
         authority = self._authority(now)
-        if authority is None:
-            return
+        if authority is not None:
+            self._issue_certificates(authority, now)
+
+    def _issue_certificates(self, authority: CertificateAuthority, now: datetime) -> bool:
         trusted = self._read(CA_FILE)
         if trusted is None or authority.certificate.strip() not in trusted:
             write_private_file(self._path(CA_FILE), authority.certificate)
+        is_renewed = False
         for file, names in self._certificates.items():
             path, present = self._path(file), self._read(file)
             reason = "there is none" if present is None else authority.renewal_reason(present, names, now)
             if reason:
                 write_private_file(path, authority.issue(names, now))
                 logger.info("certificate_issued", extra=fields(file=path, reason=reason))
+                is_renewed = True
+        return is_renewed
 
     def _authority(self, now: datetime) -> CertificateAuthority | None:
         """Return the authority, a new one at the first start. None if its key is kept elsewhere: then its certificates
         are renewed elsewhere, too. Raises `ConfigError`."""
         path, pem = self._path(AUTHORITY_FILE), self._read(AUTHORITY_FILE)
         if pem is not None:
-            try:
-                return CertificateAuthority(pem)
-            except ConfigError as error:
-                raise ConfigError(f"cannot use {path}: {error.message}") from None
+            return self._load_authority(pem)
         if self._read(CA_FILE) is None:
             authority = CertificateAuthority.create(now)
             write_private_file(path, authority.pem)
@@ -176,6 +187,12 @@ class ProtectedStart:
                 f"{path} is missing: restore it, or remove {self._path(CA_FILE)} too for a new authority"
             )
         return None
+
+    def _load_authority(self, pem: bytes) -> CertificateAuthority:
+        try:
+            return CertificateAuthority(pem)
+        except ConfigError as error:
+            raise ConfigError(f"cannot use {self._path(AUTHORITY_FILE)}: {error.message}") from None
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"

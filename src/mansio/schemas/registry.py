@@ -8,7 +8,7 @@ the encoded value. The newer format with the id in a record header is not suppor
 
 Credentials (HTTP basic authentication) come from `RegistryCredentials` or from the environment variables
 `MANSIO_SCHEMA_REGISTRY_USER` and `MANSIO_SCHEMA_REGISTRY_PASSWORD`; an address that contains them is refused, because
-Spark shows options in its plans.
+Spark shows options in its plans. They are sent over https, or to this machine: otherwise the network could read them.
 
 Invariants:
 * Responses about an id or a version are cached, because they never change; the caches are bounded. "Not found" is
@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.config.addresses import is_loopback_host
 from mansio.errors import ConfigError
 from mansio.schemas.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
 from mansio.tracebacks import without_traceback
@@ -101,9 +102,12 @@ class SchemaRegistry:
     """A client of one schema registry. It may be used by several threads, and pickled; a copy has an empty cache."""
 
     def __init__(self, url: str, credentials: RegistryCredentials | None = None) -> None:
-        """`credentials`: by default those of the environment. Raises `ConfigError` for an invalid address."""
+        """`credentials`: by default those of the environment. Raises `ConfigError` for an invalid address, and for one
+        to which they would be sent unencrypted."""
         self.url = checked_url(url)
         self._credentials = credentials or RegistryCredentials.from_environment()
+        if self._credentials is not None:
+            _check_confidentiality(self.url)
         self._reset()
 
     def _reset(self) -> None:
@@ -295,6 +299,14 @@ def checked_url(url: str) -> str:
             f" {USER_VARIABLE} and {PASSWORD_VARIABLE}"
         )
     return url.strip().rstrip("/")
+
+
+def _check_confidentiality(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+        raise ConfigError(
+            f"the schema registry {url} would get user and password unencrypted: use https, or unset {USER_VARIABLE}"
+        )
 
 
 def _problem(error: urllib.error.HTTPError) -> str:

@@ -1,11 +1,11 @@
-"""Byte-rate quotas: which quota applies to a client, and the throttle time of a client that exceeds it.
+"""Rate quotas: which quota applies to a client, and the throttle time of a client that exceeds it.
 
-Each quota in use has a token bucket of bytes. The bucket fills at the quota's rate up to the bytes of `burst_ms`. Every
-request takes its bytes out of the bucket, even if it contains fewer: the client is then throttled until the bucket is
-no longer negative (KIP-219: the client receives the response at once, with the throttle time). An idle client may thus
-send the bytes of `burst_ms` at once, as much as Kafka allows with its windows (`quota.window.num` - 1 of
-`quota.window.size.seconds`). Kafka forgets a burst after the last window; a bucket does not, so the rate is never
-exceeded, whatever the timing of requests.
+The rates of one type are in bytes per second, or in partitions per second; this page speaks of bytes. Each quota in use
+has a token bucket. It fills at the quota's rate up to the bytes of `burst_ms`. Every request takes its bytes out of the
+bucket, even if it contains fewer: the client is then throttled until the bucket is no longer negative (KIP-219: the
+client receives the response at once, with the throttle time). An idle client may thus send the bytes of `burst_ms` at
+once, as much as Kafka allows with its windows (`quota.window.num` - 1 of `quota.window.size.seconds`). Kafka forgets a
+burst after the last window; a bucket does not, so the rate is never exceeded, whatever the timing of requests.
 
 Invariants:
 * For a client that respects its throttle times, the bytes in any time range are at most rate x time + one burst + one
@@ -14,7 +14,7 @@ Invariants:
 * At most `buckets_max` buckets are kept. A full bucket is equivalent to a new one, so full buckets are evicted first;
   if none is full, the least recently used bucket is evicted together with its debt.
 
-Sources: KIP-13, KIP-55 (which quota applies), KIP-219, KIP-546.
+Sources: KIP-13, KIP-55 (which quota applies), KIP-219, KIP-546, KIP-599 (partitions).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+"""Partitions that a client creates and deletes, per second."""
 
 THROTTLE_MS_MAX: Final = 60 * 60 * 1000
 """Upper bound of a throttle time; the remaining debt of the bucket counts against the next request."""
@@ -74,7 +76,7 @@ class QuotaScope(NamedTuple):
 def find_quota(
     rates: Mapping[QuotaEntity, float], user: str, client_id: str
 ) -> tuple[QuotaScope, float] | None:
-    """Return the quota of a client in bytes/s and the scope of clients that share it; None if no quota applies.
+    """Return the quota of a client per second, and the scope of clients that share it; None if no quota applies.
 
     The first of these quotas that is set applies (KIP-55): of the user with this client id, of the user with the
     default client id, of the user; the same three of the default user; of the client id; of the default client id.
@@ -92,7 +94,7 @@ def find_quota(
 
 
 class TokenBucket:
-    """Token bucket of bytes; a negative content is a debt. Times are seconds of a monotonic clock."""
+    """Token bucket; a negative content is a debt. Times are seconds of a monotonic clock."""
 
     __slots__ = ("_credit", "_refilled_at", "capacity", "rate")
 
@@ -103,16 +105,16 @@ class TokenBucket:
         self._refilled_at = now
 
     def change_rate(self, rate: float, burst_ms: int, now: float) -> None:
-        """Change the rate in bytes/s; a debt in bytes stays unchanged."""
+        """Change the rate per second; a debt stays unchanged."""
         self._refill(now)
         self.rate = rate
         self.capacity = rate * burst_ms / 1000
         self._credit = min(self._credit, self.capacity)
 
-    def take(self, size_bytes: int, now: float) -> int:
-        """Take bytes out of the bucket; returns the throttle time in ms, 0 for none."""
+    def take(self, amount: int, now: float) -> int:
+        """Take an amount out of the bucket; returns the throttle time in ms, 0 for none."""
         self._refill(now)
-        self._credit -= size_bytes
+        self._credit -= amount
         if self._credit >= 0:
             return 0
         return min(ceil(-self._credit / self.rate * 1000), THROTTLE_MS_MAX)
@@ -129,7 +131,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """The quotas of one type (bytes written, or bytes read) and their buckets."""
+    """The quotas of one type (bytes written, bytes read, or partitions created and deleted) and their buckets."""
 
     __slots__ = ("_buckets", "_buckets_max", "_burst_ms", "_rates")
 
@@ -144,15 +146,15 @@ class RateLimiter:
         return len(self._buckets)
 
     def set_rates(self, rates: Mapping[QuotaEntity, float]) -> None:
-        """Replace the quotas, in bytes/s. Clients that still have a quota keep their debt."""
+        """Replace the quotas, in units per second. Clients that still have a quota keep their debt."""
         self._rates = dict(rates)
         if not rates:
             self._buckets.clear()
 
-    def take(self, user: str, client_id: str, size_bytes: int, now: float) -> int:
-        """Take bytes for a client; returns its throttle time in ms. With 0 bytes, returns the current throttle time."""
+    def take(self, user: str, client_id: str, amount: int, now: float) -> int:
+        """Take an amount for a client; returns its throttle time in ms. With 0, returns the current throttle time."""
         bucket = self._find_bucket(user, client_id, now)
-        return 0 if bucket is None else bucket.take(size_bytes, now)
+        return 0 if bucket is None else bucket.take(amount, now)
 
     def burst_bytes(self, user: str, client_id: str, now: float) -> int | None:
         """Return the maximum number of bytes that a client may send at once without being throttled; None if it has no

@@ -244,6 +244,7 @@ class TestBroker:
                 broker.clients,
                 broker.listener_address,
                 lambda: broker.is_ready,
+                certificates=broker.certificates,
             )
         )
         context = ApiContext(view.running, self._settings)

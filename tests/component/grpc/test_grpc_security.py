@@ -177,6 +177,16 @@ def test_a_certificate_can_be_required(authority: Authority) -> None:
             assert client.refusal(None)[0] is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.full
+def test_clients_that_log_in_are_not_asked_for_a_certificate(authority: Authority) -> None:
+    settings = {"grpc_security_protocol": "SASL_SSL", "ssl_client_auth": "required"}
+    with secured_broker(authority, authority.issue(), **settings) as broker:
+        set_password(broker, *ALICE)
+        with Client(broker.grpc_address, authority) as client:
+            assert client.topics() == []
+            assert client.refusal(None)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
 def der_of(issued: Certificate) -> bytes:
     return ssl.PEM_cert_to_DER_cert(issued.certificate.read_text())
 

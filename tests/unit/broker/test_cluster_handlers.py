@@ -38,6 +38,7 @@ from mansio.metadata.model import (
 )
 from mansio.wire.api_versions import ApiKey
 from support.listeners import broker_state, served_listener
+from support.quotas import NoQuotas
 from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
@@ -84,6 +85,7 @@ class ClusterNode:
         self.topics = cast(
             "TopicService", SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
         )
+        self.quotas = NoQuotas()
         self.cluster_description = ClusterDescriptionService(
             topics=self.topics, settings=self.settings, cluster=self.cluster
         )

@@ -23,6 +23,7 @@ from mansio.wire.codec import messages
 from support.listeners import served_listener
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
+from support.quotas import NoQuotas
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -71,6 +72,7 @@ class Peer:
             configs=configs,
             cluster_description=description,
             transactions=None,
+            quotas=NoQuotas(),
         )
 
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:

@@ -458,6 +458,8 @@ class GateWorld:
 
     def on_response_complete(self, response: QueuedResponse) -> None: ...
 
+    def pause_reading_ms(self, duration_ms: int) -> None: ...
+
     def reject(self, error: MansioError) -> None:
         raise error
 

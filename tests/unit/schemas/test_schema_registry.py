@@ -141,6 +141,16 @@ def test_credentials_are_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch)
     assert not any(word in text for text in shown for word in ("s3cret", "wr0ng"))
 
 
+@pytest.mark.parametrize("host", ["registry.example", "10.0.0.1", "127.evil.example", "[2001:db8::1]"])
+def test_credentials_are_not_sent_unencrypted_to_another_machine(host: str) -> None:
+    secret = RegistryCredentials("reader", "s3cret")
+    with pytest.raises(ConfigError, match="use https") as refused:
+        SchemaRegistry(f"http://{host}:8081", secret)
+    assert "s3cret" not in str(refused.value)
+    SchemaRegistry(f"https://{host}:8081", secret)
+    SchemaRegistry(f"http://{host}:8081")
+
+
 @pytest.mark.parametrize("url", ["", "registry:8081", "ftp://h", "http://", "http://h/?a=b"])
 def test_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"http\(s\)://host:port"):

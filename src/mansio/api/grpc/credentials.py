@@ -32,8 +32,10 @@ _END = "-----END CERTIFICATE-----"
 class CertificateSource:
     """Certificates for the handshakes of one listener. `__call__` runs on threads of gRPC."""
 
-    def __init__(self, certificates: CertificateReloader) -> None:
+    def __init__(self, certificates: CertificateReloader, *, log_ins: bool) -> None:
+        """`log_ins`: whether clients log in; they are not asked for certificates then (KIP-684)."""
         self._certificates = certificates
+        self._log_ins = log_ins
         self._used: ServerContext | None = None
 
     def credentials(self) -> Any:
@@ -41,7 +43,8 @@ class CertificateSource:
         first = self()
         if first is None:
             raise ConfigError(f"{self._certificates.files.certificate} is being changed; start again")
-        is_required = self._certificates.files.client_authentication is ClientAuthentication.REQUIRED
+        asked = self._certificates.files.client_authentication
+        is_required = asked is ClientAuthentication.REQUIRED and not self._log_ins
         return grpc.dynamic_ssl_server_credentials(first, self, is_required)
 
     def __call__(self) -> Any:

@@ -77,6 +77,7 @@ class GrpcServer:
             rules = MappingRules(settings.ssl_principal_mapping_rules)
             self._interceptors.append(Authentication(by_certificate(rules)))
         self._certificates = certificates if settings.grpc_security.is_encrypted else None
+        self._log_ins = settings.grpc_security.is_authenticated
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._service = MansioService(services, clients)
@@ -103,7 +104,7 @@ class GrpcServer:
             if self._certificates is None:
                 port = server.add_insecure_port(self._address)
             else:
-                credentials = CertificateSource(self._certificates).credentials()
+                credentials = CertificateSource(self._certificates, log_ins=self._log_ins).credentials()
                 port = server.add_secure_port(self._address, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address}: {error}") from error

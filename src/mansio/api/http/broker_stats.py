@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.health import Problem
     from mansio.config.addresses import Address
+    from mansio.net.tls.certificate_reloader import CertificateReloader
     from mansio.net.tls.handshake_failures import FailureReason
 
 Phase = Literal["starting", "running", "stopping"]
@@ -217,6 +218,8 @@ class RunningBroker:
     """Whether every port accepts connections and the broker is not stopping."""
     etcd_member: EtcdMemberStatus | None = None
     """The etcd member that this broker runs; None if it runs none."""
+    certificates: CertificateReloader | None = None
+    """The certificate of the listeners with TLS; None if there are none."""
 
 
 class Bounds(NamedTuple):

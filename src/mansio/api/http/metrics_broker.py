@@ -127,6 +127,11 @@ def _tls_handshakes(broker: RunningBroker) -> Iterator[Measurement]:
     for reason in FailureReason:
         times = sum(each.failed[reason] for each in acceptors)
         yield _counter("tls_handshakes_failed", meaning, times, reason=reason)
+    certificates = broker.certificates
+    if certificates is not None:
+        left_s = certificates.server_context.expires_s - broker.services.clock.wall_ms() / 1000
+        meaning = "Time until the certificate of the listeners expires; negative afterwards."
+        yield _gauge("tls_certificate_expiry_seconds", meaning, left_s)
     meaning = "Kafka connections that wait for their TLS handshake."
     yield _gauge("waiting_tls_handshakes", meaning, sum(each.waiting_count for each in acceptors))
 
@@ -210,6 +215,7 @@ def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
     for api, answers, paused_ms in (
         ("produce", counts.produce_throttled, counts.produce_throttled_ms),
         ("fetch", counts.fetch_throttled, counts.fetch_throttled_ms),
+        ("controller_mutation", counts.mutation_throttled, counts.mutation_throttled_ms),
     ):
         yield _counter("throttled_requests", "Throttled requests.", answers, api=api)
         yield _counter("throttle_seconds", "Sum of throttle times.", paused_ms / 1000, api=api)

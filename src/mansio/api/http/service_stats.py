@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.api.http import metrics_broker, metrics_cluster, metrics_transactions, retention_warnings
 from mansio.api.http.broker_stats import (
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mansio.broker.features.delays.schedule_service import PartitionSchedules
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
+
+
+DAY_S: Final = 24 * 60 * 60
 
 
 class ServiceStats:
@@ -95,6 +98,13 @@ class ServiceStats:
         if self._broker is None:
             return
         service = self._broker.services
+        if (certificates := self._broker.certificates) is not None:
+            now_s = service.clock.wall_ms() / 1000
+            server_context = certificates.server_context
+            if server_context.expires_soon(now_s):
+                days = (server_context.expires_s - now_s) / DAY_S
+                detail = f"expires in {days:.1f} days" if days >= 0 else "has expired"
+                yield Problem("certificate_expires_soon", f"{certificates.files.certificate} {detail}")
         storage_health = service.partitions.storage_health
         if disk_full_partitions := storage_health.disk_full_partitions():
             topic, index = disk_full_partitions[0]

@@ -1,14 +1,15 @@
-"""Quota service: byte-rate quotas, stored in the metadata store and enforced by throttling (KIP-13).
+"""Quota service: rate quotas of clients, stored in the metadata store and enforced by throttling (KIP-13).
 
 Each broker of a cluster enforces a quota for itself, as in Kafka: a client may use the whole rate on every broker. A
 request that exceeds the quota is answered at once with the time for which its client must pause (`throttle_time_ms`),
-and its connection is not read for that time (KIP-219).
+and its connection is not read for that time (KIP-219). Changes of topics that exceed the quota are refused where the
+client knows the error (KIP-599).
 
 Owns the effective rates (`QuotaService.active`) and the throttle counters. The quotas are keys of the metadata store
 and are read through `MetadataImage`.
 
 Invariants:
-* `active` is None while there is no quota, so that produce and fetch need only one comparison.
+* `active` is None while there is no quota of bytes, so that produce and fetch need only one comparison.
 * A change is durable before the request is answered. A stored quota whose name this version does not know is described,
   and has no effect.
 """
@@ -23,6 +24,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
+from mansio.broker.topics.mutation_quota import MutationQuota
 from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
@@ -30,6 +32,7 @@ from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
 from mansio.state.quota import (
     CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
     EntityName,
     NonLiteralName,
@@ -60,13 +63,15 @@ NAME_CHARACTERS_MAX: Final = 1000
 """Maximum length of a user or client id that has quotas."""
 
 RATE_MAX: Final = float(1 << 62)
-"""Maximum rate in bytes per second."""
+"""Maximum rate per second."""
 
+MUTATION_RATE_MIN: Final = 0.001
+"""Minimum of `controller_mutation_rate`, in partitions per second."""
 
-QUOTA_NAMES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+QUOTA_NAMES: Final = (*BYTE_RATES, CONTROLLER_MUTATION_RATE)
 UNSUPPORTED_QUOTA_REASONS: Final = {
     "request_percentage": "all requests are served by one event loop, so there is no thread time to divide",
-    "controller_mutation_rate": "topic changes are not limited by rate",
     "connection_creation_rate": "connections are limited by number (max_connections), not by rate",
 }
 """Quotas of Kafka that Mansio does not support, with the reason."""
@@ -75,17 +80,26 @@ UNSUPPORTED_QUOTA_REASONS: Final = {
 class QuotaCounters:
     """Numbers of throttled responses, and the sums of their throttle times."""
 
-    __slots__ = ("fetch_throttled", "fetch_throttled_ms", "produce_throttled", "produce_throttled_ms")
+    __slots__ = (
+        "fetch_throttled",
+        "fetch_throttled_ms",
+        "mutation_throttled",
+        "mutation_throttled_ms",
+        "produce_throttled",
+        "produce_throttled_ms",
+    )
 
     def __init__(self) -> None:
         self.produce_throttled = 0
         self.produce_throttled_ms = 0
         self.fetch_throttled = 0
         self.fetch_throttled_ms = 0
+        self.mutation_throttled = 0
+        self.mutation_throttled_ms = 0
 
 
 class Quota(NamedTuple):
-    """Stored quotas of one entity. `values`: bytes per second by Kafka's name of the quota."""
+    """Stored quotas of one entity. `values`: rates per second by Kafka's name of the quota."""
 
     entity: QuotaEntity
     values: Mapping[str, float]
@@ -112,14 +126,14 @@ class QuotaFilter:
 @dataclass(frozen=True, slots=True)
 class QuotaAlteration:
     """Changes of the quotas of one entity. `entity`: (type, name) pairs, the name None for the default of the type.
-    `changes`: (quota, bytes per second) pairs, the rate None to remove the quota."""
+    `changes`: (quota, rate per second) pairs, the rate None to remove the quota."""
 
     entity: Sequence[tuple[str, str | None]]
     changes: Sequence[tuple[str, float | None]]
 
 
 class ActiveQuotas:
-    """Rate limiters of produce and fetch. They exist while any quota is set."""
+    """Rate limiters of produce and fetch. They exist while any quota of bytes is set."""
 
     __slots__ = ("_clock", "_counters", "consumers", "producers")
 
@@ -163,6 +177,7 @@ class QuotaService:
     __slots__ = (
         "_burst_ms",
         "_clock",
+        "_mutations",
         "_random",
         "_scheduler",
         "_state",
@@ -191,19 +206,39 @@ class QuotaService:
         self._stopped = False
         self.counters = QuotaCounters()
         self.active: ActiveQuotas | None = None
+        self._mutations: RateLimiter | None = (
+            None  # apart from `active`: no reason to measure what is produced
+        )
         state.on_quota_change(self._refresh)
         self._refresh()
 
     @property
     def bucket_count(self) -> int:
         """Number of token buckets: one for each recently active client and each limited direction."""
-        active = self.active
-        return 0 if active is None else len(active.producers) + len(active.consumers)
+        active, mutations = self.active, self._mutations
+        count = 0 if active is None else len(active.producers) + len(active.consumers)
+        return count if mutations is None else count + len(mutations)
 
     def stop(self) -> None:
         """End all throttling, because the broker is stopping and waiting requests shall be answered soon."""
         self._stopped = True
-        self.active = None
+        self.active = self._mutations = None
+
+    def mutation_quota(self, user: str, client_id: str | None, *, is_strict: bool) -> MutationQuota | None:
+        """Return the quota of one request that changes topics; None if there is no such quota. Pass it to
+        `record_mutations` after the request."""
+        if self._mutations is None:
+            return None
+        return MutationQuota(self._mutations, self._clock, user, client_id or "", is_strict=is_strict)
+
+    def record_mutations(self, quota: MutationQuota | None) -> int:
+        """Record that a request with this quota has ended; return the throttle time in ms, for which the caller must
+        not read from the connection."""
+        throttle_ms = 0 if quota is None else quota.throttle_ms
+        if throttle_ms:
+            self.counters.mutation_throttled += 1
+            self.counters.mutation_throttled_ms += throttle_ms
+        return throttle_ms
 
     def list_quotas(self) -> list[Quota]:
         """Return all stored quotas."""
@@ -250,7 +285,7 @@ class QuotaService:
     async def alter(
         self, entity: QuotaEntity, changes: Mapping[str, float | None], *, validate_only: bool = False
     ) -> None:
-        """Set quotas of one entity in bytes per second; None removes a quota, even one that could not be set. The
+        """Set quotas of one entity, in units per second; None removes a quota, even one that could not be set. The
         change is effective on this broker on return.
 
         Raises `InvalidRequest`, `PolicyViolation` (too many entities), `ConcurrentChange`, `StorageError`.
@@ -293,6 +328,13 @@ class QuotaService:
             for name in QUOTA_NAMES:
                 if name in values:
                     rates[name][entity] = values[name]
+        mutation_rates = rates.pop(CONTROLLER_MUTATION_RATE)
+        if self._stopped or not mutation_rates:
+            self._mutations = None
+        else:
+            if self._mutations is None:
+                self._mutations = RateLimiter(burst_ms=self._burst_ms)
+            self._mutations.set_rates(mutation_rates)
         if self._stopped or not any(rates.values()):
             self.active = None
             return
@@ -365,12 +407,17 @@ def _check_value(name: str, value: float) -> None:
     if name not in QUOTA_NAMES:
         why = UNSUPPORTED_QUOTA_REASONS.get(name)
         raise InvalidRequest(f"{name} is not offered: {why}" if why else f"{name}: no such quota")
-    if not (math.isfinite(value) and 1 <= value <= RATE_MAX and value == int(value)):
+    if name == CONTROLLER_MUTATION_RATE:
+        if not MUTATION_RATE_MIN <= value <= RATE_MAX:  # not for NaN, either
+            raise InvalidRequest(
+                f"{name}: {value} is not a number of partitions per second, {MUTATION_RATE_MIN} or more"
+            )
+    elif not (math.isfinite(value) and 1 <= value <= RATE_MAX and value == int(value)):
         raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
 
 
 def _format_values(values: Mapping[str, float]) -> str:
-    return ",".join(f"{name}={rate:.0f}" for name, rate in sorted(values.items())) or "none"
+    return ",".join(f"{name}={rate:.15g}" for name, rate in sorted(values.items())) or "none"
 
 
 def _key(entity: QuotaEntity) -> str:

@@ -56,6 +56,7 @@ from mansio.tracebacks import copied, result_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from mansio.broker.topics.mutation_quota import MutationQuota
     from mansio.config.config_def import Change
     from mansio.config.config_entries import ConfigEntry
     from mansio.config.settings import Settings
@@ -192,16 +193,26 @@ class TopicService:
 
     # Change
 
-    async def create(self, new: NewTopic, *, validate_only: bool = False, internal: bool = False) -> Topic:
+    async def create(
+        self,
+        new: NewTopic,
+        *,
+        validate_only: bool = False,
+        internal: bool = False,
+        quota: MutationQuota | None = None,
+    ) -> Topic:
         """Create a topic. On return it is durable, its partitions are open, and clients can find it.
 
-        Raises `InvalidTopic`, `TopicAlreadyExists`, `InvalidPartitions`, `InvalidReplicationFactor`,
-        `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only` nothing is
-        created, and the returned topic has no id.
+        `quota`: that of the client; None if it has none, or for a topic that the broker needs itself. Raises
+        `InvalidTopic`, `TopicAlreadyExists`, `InvalidPartitions`, `InvalidReplicationFactor`,
+        `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `ThrottlingQuotaExceeded`, `StorageError`. With
+        `validate_only` nothing is created or counted, and the returned topic has no id.
         """
         topic = self._plan_topic(new, internal=internal)
         if validate_only:
             return topic
+        if quota is not None:
+            quota.record(len(topic.partitions))
         _warn_without_effect(topic.name, topic.configs)
         created = await self._run_uninterrupted(self._create(topic), name=f"create topic {new.name}")
         partitions = len(created.partitions)
@@ -210,7 +221,9 @@ class TopicService:
         )
         return created
 
-    async def find_or_auto_create(self, name: str, *, is_allowed_by_client: bool) -> Topic:
+    async def find_or_auto_create(
+        self, name: str, *, is_allowed_by_client: bool, quota: MutationQuota | None = None
+    ) -> Topic:
         """Return the topic for which a client requests metadata. If it does not exist, it is created if the client
         allows it and `auto_create_topics_enable` is set. Raises `InvalidTopic`, `UnknownTopicOrPartition`, and the
         errors of `create`.
@@ -228,17 +241,18 @@ class TopicService:
             self._log_missing_topic(name)
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")
         try:
-            return await self.auto_create(name)
+            return await self.auto_create(name, quota)
         except UnknownTopicOrPartition:
             raise  # another request is creating the topic, or has deleted it meanwhile
         except MansioError as error:
             logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
             raise
 
-    async def auto_create(self, name: str) -> Topic:
-        """Create a topic with the broker's default settings, or return it if another request has just created it."""
+    async def auto_create(self, name: str, quota: MutationQuota | None = None) -> Topic:
+        """Create a topic with the broker's default settings, or return it if another request has just created it.
+        `quota`: see `create`."""
         try:
-            return await self.create(NewTopic(name))
+            return await self.create(NewTopic(name), quota=quota)
         except TopicAlreadyExists:
             return self.find(name)
 
@@ -250,10 +264,13 @@ class TopicService:
         remedy = "create the topic, or set auto_create_topics_enable=true (Kafka's default)"
         logger.warning("topic_not_auto_created", extra=fields(topic=name, remedy=remedy))
 
-    async def delete(self, topic: Topic) -> None:
-        """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal), `StorageError`."""
+    async def delete(self, topic: Topic, *, quota: MutationQuota | None = None) -> None:
+        """Delete a topic and its data. `quota`: see `create`. Raises `UnknownTopicOrPartition`, `InvalidTopic`
+        (internal), `ThrottlingQuotaExceeded`, `StorageError`."""
         if topic.internal:
             raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
+        if quota is not None:
+            quota.record(len(topic.partitions))
         await self._run_uninterrupted(self._lifecycle.delete(topic), name=f"delete topic {topic.name}")
         logger.info("topic_deleted", extra=fields(topic=topic.name, id=topic.topic_id))
 
@@ -264,11 +281,13 @@ class TopicService:
         assignments: Sequence[Sequence[int]] | None = None,
         *,
         validate_only: bool = False,
+        quota: MutationQuota | None = None,
     ) -> Topic:
         """Add partitions to a topic until it has `count`. `assignments`: the brokers of each new partition, None to let
-        this broker choose them.
+        this broker choose them. `quota`: see `create`.
 
-        Raises `UnknownTopicOrPartition`, `InvalidPartitions`, `InvalidReplicaAssignment`, `PolicyViolation`.
+        Raises `UnknownTopicOrPartition`, `InvalidPartitions`, `InvalidReplicaAssignment`, `PolicyViolation`,
+        `ThrottlingQuotaExceeded`.
         """
         topic = self.find(name)
         if topic.internal:
@@ -285,6 +304,8 @@ class TopicService:
         self._check_descriptor_limit(len(added))
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
+        if quota is not None:
+            quota.record(len(added))
         grown = await self._run_uninterrupted(self._add_partitions(topic, added), name=f"grow topic {name}")
         known = fields(topic=name, partitions_before=len(topic.partitions), partitions=len(grown.partitions))
         logger.info("partitions_added", extra=known)

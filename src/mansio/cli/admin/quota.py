@@ -1,4 +1,4 @@
-"""`mansio quota`: list, set, delete byte-rate quotas of clients.
+"""`mansio quota`: list, set, delete rate quotas of clients.
 
 Invariants:
 * All commands select the entity of a quota with the same options: `--client ID` or `--default-client`, `--user NAME` or
@@ -23,7 +23,9 @@ from mansio.cli.support.formatting import Output, OutputOption, show_rows
 if TYPE_CHECKING:
     from mansio.client.admin.quotas import DefaultEntity, Quota
 
-app = typer.Typer(no_args_is_help=True, help="Limit the rates at which clients write and read.")
+app = typer.Typer(
+    no_args_is_help=True, help="Limit the rates at which clients write, read, and change topics."
+)
 
 ClientOption = Annotated[
     str | None, typer.Option("--client", "-c", metavar="ID", help="Clients with this client id.")
@@ -42,19 +44,21 @@ DefaultUserOption = Annotated[
 
 PRODUCER_BYTE_RATE = "producer_byte_rate"
 CONSUMER_BYTE_RATE = "consumer_byte_rate"
-QUOTA_COLUMNS = ("user", "client", PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
+QUOTA_COLUMNS = ("user", "client", PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE)
+MUTATION_RATE_MIN = 0.001
 
 
 @app.callback()
 def command_group() -> None:
-    """Limit the rates at which clients write and read."""
+    """Limit the rates at which clients write, read, and change topics."""
 
 
 @app.command("list")
 def list_quotas(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """List the quotas, in bytes per second.
+    """List the quotas, in bytes or partitions per second.
 
     A default client or user is "(default)" in the table, and `default_user` or `default_client` in JSON.
     """
@@ -74,6 +78,7 @@ def _row(quota: Quota, *, names_only: bool) -> dict[str, Any]:
         "client": _entity_name(quota.client_id, names_only=names_only),
         PRODUCER_BYTE_RATE: _byte_rate(quota.values.get(PRODUCER_BYTE_RATE)),
         CONSUMER_BYTE_RATE: _byte_rate(quota.values.get(CONSUMER_BYTE_RATE)),
+        CONTROLLER_MUTATION_RATE: quota.values.get(CONTROLLER_MUTATION_RATE),
     }
     if names_only:
         row |= {
@@ -119,14 +124,27 @@ def set_quota(
             help="Bytes that it may read per second.",
         ),
     ] = None,
+    controller_mutation_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--controller-mutation-rate",
+            min=MUTATION_RATE_MIN,
+            metavar="PARTITIONS",
+            help="Partitions that it may create and delete per second.",
+        ),
+    ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Set quotas; other quotas are not changed."""
     entity = _entity(client, user, default_client=default_client, default_user=default_user)
-    given = {PRODUCER_BYTE_RATE: producer_byte_rate, CONSUMER_BYTE_RATE: consumer_byte_rate}
+    given = {
+        PRODUCER_BYTE_RATE: producer_byte_rate,
+        CONSUMER_BYTE_RATE: consumer_byte_rate,
+        CONTROLLER_MUTATION_RATE: controller_mutation_rate,
+    }
     values = {name: value for name, value in given.items() if value is not None}
     if not values:
-        usage_error("give --producer-byte-rate, --consumer-byte-rate or both", "set")
+        usage_error("give --producer-byte-rate, --consumer-byte-rate or --controller-mutation-rate", "set")
 
     async def work() -> None:
         async with connect(bootstrap_servers) as connected:

@@ -177,6 +177,7 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
                     broker.listener_address,
                     lambda: broker.is_ready,
                     etcd_member=member,
+                    certificates=broker.certificates,
                 )
             )
             addresses = await _start_servers(settings, broker, servers)

@@ -1,4 +1,4 @@
-"""Client quotas: produce and fetch rates in bytes per second (KIP-546); available as `client.admin.quotas`.
+"""Client quotas: rates of produce and fetch, and of changes of topics (KIP-546); available as `client.admin.quotas`.
 
 A quota applies to an entity: a user, a client id, or a client id of a user. As `user` or `client_id`, `DEFAULT_ENTITY`
 stands for every name that has no quota of its own; the quota then applies to each of them separately. None means that
@@ -38,8 +38,8 @@ DEFAULT_ENTITY: Final = DefaultEntity.DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The quotas of one entity. `values` has byte rates in bytes per second by Kafka's names (`producer_byte_rate`,
-    `consumer_byte_rate`)."""
+    """The quotas of one entity. `values` has rates by Kafka's names: `producer_byte_rate` and `consumer_byte_rate` in
+    bytes per second, `controller_mutation_rate` in created and deleted partitions per second."""
 
     user: str | DefaultEntity | None
     client_id: str | DefaultEntity | None
@@ -69,7 +69,7 @@ class QuotaAdmin:
         values: Mapping[str, float | None],
         validate_only: bool = False,
     ) -> None:
-        """Set quotas of an entity, in bytes per second. The value None removes a quota; quotas that are not in `values`
+        """Set quotas of an entity (see `Quota.values`). The value None removes a quota; quotas that are not in `values`
         are not changed. Raises `InvalidRequest`."""
         entity = [
             {"entity_type": kind, "entity_name": None if name is DEFAULT_ENTITY else name}

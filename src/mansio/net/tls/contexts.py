@@ -29,6 +29,7 @@ from mansio.logs import fields
 logger = logging.getLogger(__name__)
 
 FILE_BYTES_MAX: Final = 4 << 20
+EXPIRES_SOON_S: Final = 14 * 24 * 60 * 60
 """Maximum size of a file; the certificates of all public authorities take 220 KB."""
 
 TLS_1_2_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:!aNULL:!PSK:!SRP"
@@ -78,9 +79,15 @@ class ServerContext(NamedTuple):
     context: ssl.SSLContext
     context_for_log_ins: ssl.SSLContext
     """The same without a question for certificates, for listeners whose clients log in (KIP-684)."""
+    begins_s: int
     expires_s: int
-    """Seconds since the epoch at which the certificate expires."""
+    """Seconds since the epoch at which the certificate begins to be valid, and at which it expires."""
     certificate_sha256: bytes
+
+    def expires_soon(self, now_s: float) -> bool:
+        """Whether the certificate should have been renewed: it expires within `EXPIRES_SOON_S`, or within a quarter of
+        its validity, if that is less. `now_s`: seconds since the epoch."""
+        return self.expires_s - now_s < min(EXPIRES_SOON_S, (self.expires_s - self.begins_s) / 4)
 
 
 class ResumedSessionExpired(ssl.SSLError):
@@ -129,8 +136,10 @@ def load_server_context(files: TlsFiles) -> ServerContext:
     certificate, fields_of_it = peer.getpeercert(binary_form=True), peer.getpeercert()
     assert certificate is not None
     assert fields_of_it is not None
-    expires_s = ssl.cert_time_to_seconds(str(fields_of_it["notAfter"]))
-    return ServerContext(context, context_for_log_ins, expires_s, sha256(certificate).digest())
+    begins_s, expires_s = (
+        ssl.cert_time_to_seconds(str(fields_of_it[name])) for name in ("notBefore", "notAfter")
+    )
+    return ServerContext(context, context_for_log_ins, begins_s, expires_s, sha256(certificate).digest())
 
 
 def load_client_context(

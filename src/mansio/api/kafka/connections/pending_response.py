@@ -28,6 +28,8 @@ class ResponseQueue(Protocol):
 
     def on_response_complete(self, response: QueuedResponse) -> None: ...
 
+    def pause_reading_ms(self, duration_ms: int) -> None: ...
+
     def abort(self) -> None: ...
 
     def reject(self, error: MansioError) -> None: ...
@@ -58,6 +60,12 @@ class PendingResponse:
         )
         self.response = parts
         connection.on_response_complete(self)
+
+    def throttle(self, throttle_ms: int) -> None:
+        """Start no later request of the client for `throttle_ms`, because it exceeds a quota (KIP-219). Called before
+        `answer`."""
+        if self._connection is not None:
+            self._connection.pause_reading_ms(throttle_ms)
 
     def on_connection_lost(self) -> None:
         """Report that the connection ended before the response."""

@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.broker.routing.caller import ANONYMOUS_SESSION, BROKER_SESSION, Caller
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
 
 
+def _ignore_throttle_time(throttle_ms: int) -> None:
+    """Do nothing: there is no connection."""
+
+
 class RequestContext(NamedTuple):
     """Header fields and connection data of one request. `listener`: the one through which it came. `session`: who the
     client is. `peer`: the broker that has authenticated on the connection, None for a client. `is_confidential`:
-    whether nobody else can read the connection: it is encrypted, or comes from this machine."""
+    whether nobody else can read the connection: it is encrypted, or comes from this machine. `throttle`: begins no
+    later request for some milliseconds, because the client exceeds a quota."""
 
     api_key: int
     api_version: int
@@ -26,6 +33,7 @@ class RequestContext(NamedTuple):
     peer: BrokerIdentity | None = None
     session: ClientSession = ANONYMOUS_SESSION
     is_confidential: bool = False
+    throttle: Callable[[int], None] = _ignore_throttle_time
 
     @property
     def caller(self) -> Caller:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.api.kafka.handlers.mutation_throttling import mutation_quota, throttle_mutations
 from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.host.item_turns import ItemTurns
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import DescribedTopic
     from mansio.broker.services.health import Problem
+    from mansio.broker.topics.mutation_quota import MutationQuota
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
 
@@ -87,6 +89,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         context.listener.name, described.live_broker_ids, described.without_listener
     )
     turns = ItemTurns(service.scheduler)
+    throttle_ms = 0
     if request.topics is None or (version == 0 and not request.topics):
         topics = []
         for topic in list(service.topics.state.topics.values()):
@@ -95,15 +98,19 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     else:
         may_create = version < 4 or request.allow_auto_topic_creation
         may_create = may_create and len(request.topics) <= ITEMS_MAX
+        quota = mutation_quota(service, context) if may_create else None
         topics = []
         for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
             await turns.next()
             try:
-                topic = await _find_topic(service, version, name, topic_id, may_create=may_create)
+                topic = await _find_topic(
+                    service, version, name, topic_id, may_create=may_create, quota=quota
+                )
             except MansioError as error:
                 topics.append(encode_missing_topic(version, error.kafka_code, name, topic_id, operations))
             else:
                 topics.append(encoder.encode(version, topic, operations))
+        throttle_ms = throttle_mutations(service, context, quota)
     return encode_metadata(
         version,
         context.correlation_id,
@@ -114,6 +121,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         cluster_operations=ALL_CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations
         else OPERATIONS_OMITTED,
+        throttle_ms=throttle_ms,
     )
 
 
@@ -285,11 +293,17 @@ def _partition_fields(
 
 
 async def _find_topic(
-    service: BrokerServices, version: int, name: str | None, topic_id: bytes | None, *, may_create: bool
+    service: BrokerServices,
+    version: int,
+    name: str | None,
+    topic_id: bytes | None,
+    *,
+    may_create: bool,
+    quota: MutationQuota | None,
 ) -> Topic:
     topics = service.topics
     if topic_id is not None and version >= 12:  # the name is null or, from Kafka's Java client, empty
         return topics.find_by_id(UUID(bytes=topic_id))
     if name is None:
         raise InvalidRequest("a topic must be named, or given by its id from version 12 on (KIP-516)")
-    return await topics.find_or_auto_create(name, is_allowed_by_client=may_create)
+    return await topics.find_or_auto_create(name, is_allowed_by_client=may_create, quota=quota)

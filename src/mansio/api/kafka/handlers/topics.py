@@ -1,6 +1,7 @@
 """CreateTopics, DeleteTopics, CreatePartitions: each item of a request succeeds or fails on its own.
 
-Behavior: the response is sent when everything requested is done and durable; `timeout_ms` is not needed for that.
+Behavior: the response is sent when everything requested is done and durable; `timeout_ms` is not needed for that. What
+exceeds the client's quota is refused, or executed before the client is throttled, by the version of the request.
 
 A request with more than `ITEMS_MAX` items is refused before the first. A request ends with its connection, between two
 items.
@@ -14,6 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from mansio.api.kafka.handlers.mutation_throttling import mutation_quota, throttle_mutations
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
@@ -30,25 +32,27 @@ if TYPE_CHECKING:
 
 async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Create topics (KIP-4). The response has the effective settings (KIP-525) and the id (KIP-516) of each topic."""
-    del context
     refused = too_many_items(len(request.topics))
     if refused is not None:
         fields = {**_error_fields(refused), "num_partitions": -1, "replication_factor": -1}
         return {"topics": [{"name": item.name, **fields} for item in request.topics]}
     repeated = _find_duplicates(item.name for item in request.topics)
+    quota = mutation_quota(service, context)
     results = []
     for item in request.topics:
         try:
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
-            topic = await service.topics.create(_new_topic(item), validate_only=request.validate_only)
+            topic = await service.topics.create(
+                _new_topic(item), validate_only=request.validate_only, quota=quota
+            )
         except MansioError as error:
             results.append(
                 {"name": item.name, **_error_fields(error), "num_partitions": -1, "replication_factor": -1}
             )
         else:
             results.append(_created_topic_fields(service, topic))
-    return {"topics": results}
+    return {"topics": results, "throttle_time_ms": throttle_mutations(service, context, quota)}
 
 
 def _new_topic(item: Struct) -> NewTopic:
@@ -95,6 +99,7 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
         return {"responses": [{"name": name, "topic_id": topic_id, **fields} for name, topic_id in wanted]}
     found = [_find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
     repeated = _find_duplicates(one.topic_id for one in found if not isinstance(one, MansioError))
+    quota = mutation_quota(service, context)
     results = []
     for (name, topic_id), one in zip(wanted, found, strict=True):
         result: dict[str, Any] = {"name": name, "topic_id": topic_id}
@@ -104,11 +109,11 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
             result = {"name": one.name, "topic_id": one.topic_id}
             if one.topic_id in repeated:
                 raise InvalidRequest(f"topic {one.name!r} is in the request more than once")
-            await service.topics.delete(one)
+            await service.topics.delete(one, quota=quota)
         except MansioError as error:
             result |= _error_fields(error)
         results.append(result)
-    return {"responses": results}
+    return {"responses": results, "throttle_time_ms": throttle_mutations(service, context, quota)}
 
 
 def _find_topic_to_delete(
@@ -130,12 +135,12 @@ async def create_partitions(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Add partitions to existing topics (KIP-195)."""
-    del context
     refused = too_many_items(len(request.topics))
     if refused is not None:
         fields = _error_fields(refused)
         return {"results": [{"name": item.name, **fields} for item in request.topics]}
     repeated = _find_duplicates(item.name for item in request.topics)
+    quota = mutation_quota(service, context)
     results = []
     for item in request.topics:
         result: dict[str, Any] = {"name": item.name}
@@ -144,12 +149,12 @@ async def create_partitions(
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
             await service.topics.add_partitions(
-                item.name, item.count, assignments, validate_only=request.validate_only
+                item.name, item.count, assignments, validate_only=request.validate_only, quota=quota
             )
         except MansioError as error:
             result |= _error_fields(error)
         results.append(result)
-    return {"results": results}
+    return {"results": results, "throttle_time_ms": throttle_mutations(service, context, quota)}
 
 
 def _find_duplicates(items: Iterable[Any]) -> set[Any]:

@@ -479,6 +479,7 @@ class KafkaServer:
             if is_large or api.is_decoded_by_handler
             else messages.decode_request(key, header.api_version, body)
         )
+        pending_response = connection.defer_response()
         context = RequestContext(
             key,
             header.api_version,
@@ -489,8 +490,8 @@ class KafkaServer:
             connection.peer,
             connection.session,
             connection.is_confidential,
+            pending_response.throttle,
         )
-        pending_response = connection.defer_response()
         name = api.key.name.lower()
         if is_large:
             release = connection.hold_request(len(body))
