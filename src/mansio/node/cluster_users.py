@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.users import UserService
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock, HostRandom
@@ -44,4 +45,5 @@ async def open_cluster_users(settings: Settings) -> AsyncIterator[UserService]:
             random=random,
             clock=HostClock(),
             password_thread=thread,
+            authorization=Authorization(None),
         )
