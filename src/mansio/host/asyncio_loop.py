@@ -44,8 +44,8 @@ def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 
 def _is_end_of_tls(context: Mapping[str, Any]) -> bool:
-    """Whether uvloop reports no more than the end of a TLS connection: a write after it, or a reset for which nobody
-    waits, because the opening of the connection was cancelled between the connect and the handshake."""
+    """Whether uvloop reports no more than the end of a TLS connection: a write after it, or a reset that no one
+    waits for, because the opening of the connection was cancelled between the connect and the handshake."""
     error, message = context.get("exception"), context.get("message")
     if message == _TLS_FAILED:
         is_closing = getattr(context.get("transport"), "is_closing", lambda: False)
