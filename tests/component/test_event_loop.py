@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from mansio.host.asyncio_loop import new_event_loop
 
 
-def test_late_write_of_tls_to_a_closed_connection_is_not_logged_as_an_error_and_others_are(
+def test_ends_of_tls_connections_are_not_logged_as_errors_and_others_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("uvloop")
@@ -32,6 +33,11 @@ def test_late_write_of_tls_to_a_closed_connection_is_not_logged_as_an_error_and_
         assert logged(transport, late, "something else")
         assert logged(transport, ValueError("not a late write"), of_tls)
         server.close()
+        for error, is_logged in ((ConnectionResetError(), False), (OSError("another"), True)):
+            caplog.clear()
+            loop.create_future().set_exception(error)  # nobody has it any more
+            gc.collect()
+            assert bool(caplog.records) is is_logged
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(work())

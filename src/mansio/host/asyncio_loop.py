@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from mansio.ports import Promise, Timer
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _TLS_FAILED: Final = "Fatal error on SSL protocol"
 """Message of uvloop."""
+_NEVER_RETRIEVED: Final = "Future exception was never retrieved"
+"""Message of asyncio."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -36,16 +38,19 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that no one else handles, but for writes of uvloop's TLS to a connection that is closed already, for
-    example because the other side has reset it: the end of a connection is no error."""
-    is_closing = getattr(context.get("transport"), "is_closing", lambda: False)
-    if (
-        context["message"] == _TLS_FAILED
-        and isinstance(context.get("exception"), RuntimeError)
-        and is_closing()
-    ):
-        return
-    loop.default_exception_handler(context)
+    """Log an error that no one else handles, unless it is the end of a TLS connection."""
+    if not _is_end_of_tls(context):
+        loop.default_exception_handler(context)
+
+
+def _is_end_of_tls(context: Mapping[str, Any]) -> bool:
+    """Whether uvloop reports no more than the end of a TLS connection: a write after it, or a reset that no one
+    waits for, because the opening of the connection was cancelled between the connect and the handshake."""
+    error, message = context.get("exception"), context.get("message")
+    if message == _TLS_FAILED:
+        is_closing = getattr(context.get("transport"), "is_closing", lambda: False)
+        return isinstance(error, RuntimeError) and is_closing()
+    return message == _NEVER_RETRIEVED and isinstance(error, ConnectionResetError)
 
 
 class AsyncioScheduler:

@@ -157,9 +157,16 @@ def secure_cluster(directory: Path, *arguments: str) -> Iterator[SecureCluster]:
 
 
 def test_records_are_produced_and_received_through_any_broker_over_tls_by_users_only(tmp_path: Path) -> None:
-    with secure_cluster(tmp_path) as cluster:
+    required_tool("kcat")
+    directory = tmp_path / "a user's files"  # the commands quote the paths
+    directory.mkdir()
+    with secure_cluster(directory) as cluster:
         cluster.create_topic()
         cluster.check_every_broker_serves()
+        lines = dict(SECTION.findall(cluster.out.read_text()))
+        assert list(lines) == ["mansio", "confluent-kafka", "kcat"]
+        assert f"-b {cluster.bootstrap_servers} " in lines["mansio"]
+        assert "3 brokers:" in follow(directory, lines["kcat"])
         for address in cluster.fields["kafka"]:
             with pytest.raises(AuthenticationFailed), cluster.connect(address, password="wrong"):
                 pytest.fail("it logged in")
@@ -227,24 +234,17 @@ def check_only_its_user_can_read_it(cluster: SecureCluster) -> None:
 def test_etcd_and_keys_are_closed_to_others_and_a_restart_keeps_files_users_and_passwords(
     tmp_path: Path,
 ) -> None:
-    required_tool("kcat")
-    directory = tmp_path / "a user's files"  # the commands quote the paths
-    directory.mkdir()
     arguments = ("--brokers", "1", "--etcd-members", "3")
-    with secure_cluster(directory, *arguments) as cluster:
+    with secure_cluster(tmp_path, *arguments) as cluster:
         check_etcd_refuses_all_without_a_certificate(cluster, tmp_path)
         check_only_its_user_can_read_it(cluster)
-        lines = dict(SECTION.findall(cluster.out.read_text()))
-        assert list(lines) == ["mansio", "confluent-kafka", "kcat"]
-        assert cluster.bootstrap_servers in follow(directory, lines["mansio"])
-        assert "1 brokers:" in follow(directory, lines["kcat"])
         kept = {path.name: path.read_bytes() for path in cluster.security.iterdir()}
         with cluster.client(1) as client:
             client.admin.users.create("other", NEW_PASSWORD)
         with cluster.connect(cluster.bootstrap_servers, user="other", password=NEW_PASSWORD) as client:
             client.admin.users.set_password(FIRST_USER, NEW_PASSWORD)
     (cluster.data / "etcd-1").chmod(0o755)
-    with secure_cluster(directory, *arguments) as cluster:
+    with secure_cluster(tmp_path, *arguments) as cluster:
         assert {path.name: path.read_bytes() for path in cluster.security.iterdir()} == kept
         check_only_its_user_can_read_it(cluster)
         assert "the password was changed" in cluster.errors.read_text()
