@@ -16,12 +16,20 @@ FOLDER = "brokers"
 
 @contextmanager
 def one_broker(
-    directory: Path, *, host: str = "127.0.0.1", data: str = "data", **settings: object
+    directory: Path, *, host: str = "127.0.0.1", data: str = "data", sasl_port: int = 0, **settings: object
 ) -> Iterator[ServedBroker]:
-    """A running broker that advertises `host`, with its files in the directory `data`; killed at the end."""
+    """A running broker that advertises `host`, with its files in the directory `data`; killed at the end.
+
+    `sasl_port`: of a listener without TLS on which clients log in, beside the open one; 0: there is none.
+    """
     broker = ServedBroker(directory / FOLDER / data, http=False)
     config = {"advertised_listeners": f"{host}:{broker.kafka_port}", **settings}
+    if sasl_port:
+        listeners = f"PLAINTEXT://{host}:{broker.kafka_port},SASL_PLAINTEXT://{host}:{sasl_port}"
+        config |= {"advertised_listeners": listeners, "open_listeners": "PLAINTEXT"}
     broker.arguments = [part for name, value in config.items() for part in ("--set", f"{name}={value}")]
+    if sasl_port:
+        broker.arguments += ["--kafka", listeners]
     try:
         yield broker.start()
     finally:
