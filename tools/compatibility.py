@@ -45,6 +45,10 @@ aiokafka and boto3 creates a topic or a queue, writes to it and reads from it in
 tests of Spark with PySpark 4.1; Celery 5.4.0 and grpcio 1.80.0 passed the named tests by hand. Older versions may work
 and are not tested.
 
+Each client connects over TLS, too, with SCRAM-SHA-256, SCRAM-SHA-512, PLAIN and with a certificate, by the examples of
+[Connect with TLS and a password](../how-to/connect-securely.md) or in the named tests: Java, Go and Spark's Kafka
+connector in `make nightly`.
+
 | client | oldest tested | newest tested | tests of the newest |
 |---|---|---|---|
 """

@@ -1,8 +1,9 @@
-"""Spark's own Kafka connector over TLS: `python kafka_connector_secure.py JARS`, in a directory with `greetings.py`, the
-program of the page "Connect with TLS and a password", and `certificate.properties`, the settings of Java's clients.
+"""Spark's own Kafka connector over TLS in a process of its own: `python kafka_connector_secure.py JARS`.
 
-Runs the program; then, with its options for each mechanism, and with a certificate, reads the topic as a batch and copies
-it as a stream. Prints what it read, by the way to authenticate, as one line of JSON.
+Its directory has `greetings.py`, the program of the page "Connect with TLS and a password", and the settings of Java's
+clients with a certificate, `certificate.properties`. Runs the program; then, with its options for each mechanism, and
+with the certificate, reads the topic as a batch and copies it as a stream. Prints what it read, by the way to
+authenticate, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kafka_connector import copy, session
+from nightly.spark.kafka_connector import copy, session
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 
@@ -20,7 +21,7 @@ MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 def main(jars: str) -> None:
     spark = session(jars)
     known: dict[str, Any] = {}
-    exec(compile(Path("greetings.py").read_text(), "greetings.py", "exec"), known)  # noqa: S102
+    exec(compile(Path("greetings.py").read_text(), "greetings.py", "exec"), known)
     options: dict[str, str] = known["options"]
     ways = {mechanism: {**options, "kafka.sasl.mechanism": mechanism} for mechanism in MECHANISMS}
     login = options["kafka.sasl.jaas.config"]

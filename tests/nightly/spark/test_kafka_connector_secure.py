@@ -31,5 +31,5 @@ def test_sparks_own_connector_reads_and_writes_over_tls(tmp_path: Path) -> None:
             outcome = bench.run(example)
             assert outcome.code == 0, outcome.output
         read = run_connector("kafka_connector_secure.py", tmp_path)
-    assert read == dict.fromkeys([*SASL_MECHANISMS, "certificate"], [["from Spark"], 1, 1])
+    assert read == {way: [["from Spark"], 1, 1] for way in (*SASL_MECHANISMS, "certificate")}
     assert "Traceback" not in (tmp_path / "serve-certificates.log").read_text()

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka.admin import (
-    AdminClient,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka.admin import ScramMechanism
 
-from nightly.suites.brokers import one_broker
+from nightly.suites.brokers import create_users, one_broker
 from nightly.suites.go_tests import go_test, module_copy, tests_in
 from nightly.suites.suite import Suite
-from support.machine import scaled
 from support.paths import free_port
 
 if TYPE_CHECKING:
@@ -37,8 +31,6 @@ USERS: Final = (
     ("adminscram", ScramMechanism.SCRAM_SHA_512, b"admin-secret-512"),
 )
 """Of the broker that its authors test with. The password of PLAIN is that of a credential."""
-ITERATIONS: Final = 4_096
-USERS_DEADLINE_S: Final = 30
 
 
 def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Outcomes:
@@ -49,7 +41,7 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
     outcomes: Outcomes = {}
     with one_broker(directory, host="localhost", sasl_port=sasl_port, **SETTINGS) as broker:
         _use_ports(module, broker.kafka_port, sasl_port)
-        _create_users(broker.bootstrap_servers)
+        create_users(broker.bootstrap_servers, USERS)
         for package in PACKAGES:
             names = set(tests_in((module / package).glob("*_test.go")))
             chosen = names - set(expected.skipped) if only is None else names & only
@@ -79,14 +71,6 @@ def _use_ports(module: Path, *ports: int) -> None:
                 text = text.replace(before, after)
             file.write_text(text)
     note.write_text(" ".join(new))
-
-
-def _create_users(bootstrap_servers: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    for name, mechanism, password in USERS:
-        credential = UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, ITERATIONS), password)
-        (changed,) = admin.alter_user_scram_credentials([credential]).values()
-        changed.result(scaled(USERS_DEADLINE_S))
 
 
 KAFKA_GO = Suite(

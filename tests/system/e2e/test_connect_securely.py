@@ -26,7 +26,7 @@ OTHER_PROTOCOLS: Final = ("access-keys", "curl", "boto3", "grpcio")
 CERTIFICATES: Final = ("certificate", "confluent-kafka-certificate")
 NIGHTLY: Final = (
     *("java-settings", "Greet.java", "java", "kafka-configs", "java-certificate"),
-    *("franz-go/main.go", "sarama/main.go", "go-certificate", "greetings.py"),
+    *("franz-go/main.go", "sarama/main.go", "kafka-go/main.go", "go-certificate", "greetings.py"),
 )
 
 pytestmark = pytest.mark.full
