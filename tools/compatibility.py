@@ -45,6 +45,11 @@ aiokafka and boto3 creates a topic or a queue, writes to it and reads from it in
 tests of Spark with PySpark 4.1; Celery 5.4.0 and grpcio 1.80.0 passed the named tests by hand. Older versions may work
 and are not tested.
 
+Over TLS, Java's client, franz-go, sarama, kafka-go and Spark's Kafka connector connect with SCRAM-SHA-256,
+SCRAM-SHA-512, PLAIN and a certificate in `make nightly`; confluent-kafka, kafka-python and aiokafka with each
+mechanism, and confluent-kafka with a certificate, in `make full`.
+[Connect with TLS and a password](../how-to/connect-securely.md) has an example for each client.
+
 | client | oldest tested | newest tested | tests of the newest |
 |---|---|---|---|
 """

@@ -21,7 +21,7 @@ from mansio.api.http.service_stats import ServiceStats
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.broker.routing.caller import ANONYMOUS
 from mansio.config.sources import load_settings
-from mansio.errors import AuthenticationFailed, ConfigError, MissingExtra
+from mansio.errors import AuthenticationFailed, ConfigError, DataDirectoryLocked, MissingExtra
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.net.tls.certificate_authority import CERTIFICATE_DAYS, RENEWAL_DAYS, CertificateAuthority, utc_now
 from mansio.net.tls.contexts import ServerContext
@@ -113,6 +113,23 @@ def test_a_restart_keeps_authority_certificate_user_and_password(
     logged = [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
     assert "certificate_issued" in " ".join(logged)
     assert not [line for line in logged if password_in(data) in line]
+
+
+def test_files_are_not_made_while_another_broker_uses_the_data_directory(tmp_path: Path) -> None:
+    settings = protected_settings(tmp_path)
+    Broker(settings, protected_start=ProtectedStart(settings)).prepare_files()
+    first = stored(tmp_path)
+
+    async def work() -> None:
+        async with started(tmp_path):
+            (tmp_path / "security/broker.pem").unlink()
+            with pytest.raises(DataDirectoryLocked):
+                Broker(settings, protected_start=ProtectedStart(settings)).prepare_files()
+            assert not (tmp_path / "security/broker.pem").exists()
+
+    run(work())
+    assert set(first) == {"authority.pem", "broker.pem", "ca.pem"}
+    assert stored(tmp_path)["ca.pem"] == first["ca.pem"]
 
 
 @pytest.mark.full

@@ -23,6 +23,7 @@ from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode
 from mansio.config.addresses import WILDCARD_IPV4, Address
 from mansio.config.listeners import format_listeners
 from mansio.host import file_descriptors
+from mansio.host.disk import HostDisk
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_MS_UNLIMITED = 1 << 50
+LOCK_FILE = "lock"
+"""In the data directory: locked by the broker that uses it."""
 
 
 class Broker:
@@ -142,6 +145,19 @@ class Broker:
         if self._security is not None:
             self._security.reload()
 
+    def prepare_files(self) -> None:
+        """Make the files of a protected start, for listeners with TLS that begin before the broker does. Raises
+        `ConfigError`, `DataDirectoryLocked`, `MissingExtra`, `OSError`."""
+        if self._protected_start is None:
+            return
+        disk = HostDisk()
+        disk.make_directory(self.settings.data_dir)
+        lock = disk.lock(f"{self.settings.data_dir}/{LOCK_FILE}")
+        try:
+            self._protected_start.prepare_files()
+        finally:
+            lock.release()
+
     async def start(self) -> None:
         """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
         async with AsyncExitStack() as stack:
@@ -170,7 +186,7 @@ class Broker:
         host = self._open_host(loop, stack)
         host_ports, disk, scheduler = host.ports, host.ports.disk, host.ports.scheduler
         disk.make_directory(settings.data_dir)
-        stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
+        stack.callback(disk.lock(f"{settings.data_dir}/{LOCK_FILE}").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
         data_format = claim_data_dir_format(disk, settings.data_dir)
         if self._protected_start is not None:

@@ -360,7 +360,8 @@ _ROWS: Final = (
         "users.alter_user_scram_credentials",
         note="KIP-554. It contains the equivalent of a password, so it is refused (POLICY_VIOLATION) unless the "
         "connection is encrypted or from the broker's machine. A new name has 1 to 255 bytes, is printable and in the "
-        f"form NFKC of Unicode, without spaces at its ends; ANONYMOUS and * are reserved. {_BOUNDED}",
+        "form NFKC of Unicode, without spaces at its ends; ANONYMOUS and * are reserved. A salted password has the "
+        f"length of the mechanism's hash. {_BOUNDED}",
     ),
     Api(
         ApiKey.DESCRIBE_QUORUM,

@@ -111,6 +111,19 @@ STEPS: Final[dict[str, Step]] = {
     "kafka-configs --describe quotas": Step(
         f"{B} --describe --entity-type clients", r"producer_byte_rate=100000\.0"
     ),
+    "kafka-configs --alter a user's password": Step(
+        f"{B} --alter --entity-type users --entity-name ann --add-config "
+        "SCRAM-SHA-256=[iterations=8192,password=secret],SCRAM-SHA-512=[password=secret]",
+        "Completed updating",
+    ),
+    "kafka-configs --describe users": Step(
+        f"{B} --describe --entity-type users",
+        "user-principal 'ann' are SCRAM-SHA-256=iterations=8192, SCRAM-SHA-512=iterations=4096",
+    ),
+    "kafka-configs --delete-config of a user": Step(
+        f"{B} --alter --entity-type users --entity-name ann --delete-config SCRAM-SHA-256,SCRAM-SHA-512",
+        "Completed updating",
+    ),
     "kafka-console-producer": Step(
         f"{B} {T} --property parse.key=true --property key.separator=:", "", stdin="a:one\nb:two\nc:three\n"
     ),

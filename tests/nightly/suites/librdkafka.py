@@ -15,15 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nightly.suites.brokers import FOLDER, one_broker
+from confluent_kafka.admin import ScramMechanism
+
+from nightly.suites.brokers import FOLDER, create_users, one_broker, sasl_settings
 from nightly.suites.commands import TimeLimitExceeded, checked
 from nightly.suites.commands import run as run_command
 from nightly.suites.java_tools import FETCH_JARS, PROGRAMS, java
 from nightly.suites.suite import Outcome, Suite
 from support.cluster import cluster
+from support.paths import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from nightly.suites.expected import Expected
@@ -49,6 +52,17 @@ BROKERS = {"default": 1, "noautocreate": 3}
 """Some tests of the second scenario ask for three replicas."""
 REPLICATED = frozenset({"0103_transactions"})
 """Tests of the first scenario that ask for three replicas, too."""
+WITH_USERS = frozenset({"0135_sasl_credentials", "0142_reauthentication"})
+"""Tests that need SASL, and ask for three replicas. They run whole: quick mode would leave out what they are about."""
+USER, PASSWORD = "suite", "secret of the suite"
+SASL = {
+    "security.protocol": "sasl_plaintext",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": USER,
+    "sasl.password": PASSWORD,
+}
+"""PLAIN, because the library is built without TLS, which its SCRAM needs."""
+SESSION_MS = 3_000
 ENTRY = re.compile(r"_TEST\((\d{4}\w+),\s*([^,)]+)(.*?)\),?\n(?=\s*(?:_TEST|#|\{|/\*))", re.DOTALL)
 """A line of the suite's table: name, flags, what else is known of the test."""
 WORDS = {"PASSED": Outcome.PASSED, "FAILED": Outcome.FAILED, "SKIPPED": Outcome.SKIPPED}
@@ -67,7 +81,12 @@ class BrokerTest(NamedTuple):
     @property
     def brokers(self) -> int:
         """How many it asks for."""
-        return 3 if self.name in REPLICATED else BROKERS[self.scenario]
+        return 3 if self.name in REPLICATED | WITH_USERS else BROKERS[self.scenario]
+
+    @property
+    def has_user(self) -> bool:
+        """Whether it logs in."""
+        return self.name in WITH_USERS
 
 
 def broker_tests(text: str) -> list[BrokerTest]:
@@ -96,22 +115,35 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
         if (test.name in only if only is not None else test.name not in expected.skipped)
     ]
     outcomes: Outcomes = {}
-    for scenario, count in sorted({(test.scenario, test.brokers) for test in tests}):
-        chosen = [test for test in tests if (test.scenario, test.brokers) == (scenario, count)]
-        with _brokers(directory, scenario, count) as bootstrap_servers:
-            outcomes |= _outcomes(directory, chosen, bootstrap_servers, scenario)
+    for scenario, count, has_user in sorted({(one.scenario, one.brokers, one.has_user) for one in tests}):
+        chosen = [
+            one for one in tests if (one.scenario, one.brokers, one.has_user) == (scenario, count, has_user)
+        ]
+        with _brokers(directory, scenario, count, has_user=has_user) as bootstrap_servers:
+            outcomes |= _outcomes(directory, chosen, bootstrap_servers, scenario, has_user=has_user)
     return outcomes
 
 
 @contextmanager
-def _brokers(directory: Path, scenario: str, count: int) -> Iterator[str]:
-    """The addresses of running brokers."""
+def _brokers(directory: Path, scenario: str, count: int, *, has_user: bool) -> Iterator[str]:
+    """The addresses of running brokers, where a user has to log in if there is one."""
     if count == 1:
         with one_broker(directory, data=scenario, **SETTINGS[scenario]) as broker:
             yield broker.bootstrap_servers
-    else:
+    elif not has_user:
         with cluster(directory / FOLDER / scenario, brokers=count, **SETTINGS[scenario]) as several:
             yield several.bootstrap_servers
+    else:
+        ports = {node_id: free_port() for node_id in range(1, count + 1)}
+        with cluster(
+            directory / FOLDER / "users",
+            brokers=count,
+            broker_settings=lambda node_id, broker: sasl_settings(broker.kafka_port, ports[node_id]),
+            connections_max_reauth_ms=SESSION_MS,
+            **SETTINGS[scenario],
+        ) as several:
+            create_users(several.bootstrap_servers, [(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD.encode())])
+            yield ",".join(f"127.0.0.1:{port}" for port in ports.values())
 
 
 def _build(directory: Path) -> None:
@@ -142,8 +174,14 @@ def _write_scripts(directory: Path) -> None:
 
 
 def _outcomes(
-    directory: Path, tests: Iterable[BrokerTest], bootstrap_servers: str, scenario: str
+    directory: Path,
+    tests: Iterable[BrokerTest],
+    bootstrap_servers: str,
+    scenario: str,
+    *,
+    has_user: bool,
 ) -> Outcomes:
+    own, mode = (SASL, ()) if has_user else ({}, ("-Q",))
     by_number: dict[str, list[str]] = {}
     for test in tests:
         by_number.setdefault(test.number, []).append(test.name)
@@ -151,11 +189,12 @@ def _outcomes(
     configuration.write_text(
         f"metadata.broker.list={bootstrap_servers}\n"
         f"test.timeout.multiplier={TIMEOUT_MULTIPLIER}\n"
-        "test.topic.random=true\n"
+        "test.topic.random=true\n" + "".join(f"{name}={value}\n" for name, value in own.items())
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         done = pool.map(
-            lambda number: _one(directory, number, bootstrap_servers, configuration, scenario), by_number
+            lambda number: _one(directory, number, bootstrap_servers, configuration, scenario, mode),
+            by_number,
         )
         reported = dict(zip(by_number, done, strict=True))
     return {
@@ -166,16 +205,21 @@ def _outcomes(
 
 
 def _one(
-    directory: Path, number: str, bootstrap_servers: str, configuration: Path, scenario: str
+    directory: Path,
+    number: str,
+    bootstrap_servers: str,
+    configuration: Path,
+    scenario: str,
+    mode: Sequence[str],
 ) -> Outcomes:
-    """The outcomes in the report of one process; empty where it ended without one."""
+    """The outcomes in the report of one process; empty where it ended without one. `mode`: options of the runner."""
     report = directory / f"report-{number}-{scenario}.json"
     report.unlink(missing_ok=True)
     tests = directory / SOURCE / "tests"
     libraries = f"{directory / SOURCE / 'src'}{os.pathsep}{directory / SOURCE / 'src-cpp'}"
     try:
         run_command(
-            ["./test-runner", "-p1", "-L", "-Q", "-s", scenario],
+            ["./test-runner", "-p1", "-L", *mode, "-s", scenario],
             log=directory / f"test-{number}-{scenario}.log",
             limit_s=TEST_LIMIT_S,
             directory=tests,
@@ -205,5 +249,6 @@ LIBRDKAFKA = Suite(
     VERSION,
     ("npm", "gcc", "g++", "make", "java", "mvn"),
     run,
-    "one broker, `auto_create_topics_enable`, or three without, as a test wants it; the suite's quick mode",
+    "one broker, `auto_create_topics_enable`, or three without, or three with users, as a test wants it; the suite's "
+    "quick mode",
 )

@@ -32,6 +32,7 @@ BOOTSTRAP = "127.0.0.1:9092"
 HTTP = "127.0.0.1:9080"
 SQS = "127.0.0.1:9324"
 GRPC = "127.0.0.1:50051"
+SOURCE_FILES = (".py", ".java", ".go")
 LIBRARIES_WARNINGS = [
     part
     for words in (
@@ -93,12 +94,14 @@ class Bench:
         if example.language == "python":
             return [sys.executable, "-W", "error", *LIBRARIES_WARNINGS, "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
-        return ["sh", "-euc", code if example.name != "serve" else f"exec {code.strip()}"]
+        return ["sh", "-euc", f"exec {code.strip()}" if example.name.startswith("serve") else code]
 
     def run(self, example: Example) -> Outcome:
-        """Run an example; one whose name is that of a Python file is saved only."""
-        if example.name.endswith(".py"):
-            (self.directory / example.name).write_text(self.code(example))
+        """Run an example; one whose name is that of a source file is saved only."""
+        if example.name.endswith(SOURCE_FILES):
+            file = self.directory / example.name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(self.code(example))
             return Outcome(0, "")
         done = subprocess.run(
             self.command(example),
@@ -122,7 +125,7 @@ class Bench:
         """
         printed = {}
         for name, example in found.items():
-            if name == "serve":
+            if name.startswith("serve"):
                 continue
             outcome = self.run(example)
             assert outcome.code == 0, f"{name}:\n{outcome.output}"
@@ -163,13 +166,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @contextmanager
-def started(tmp_path: Path, document: str, kind: type[Bench] = Bench) -> Iterator[Bench]:
-    """A broker that is started by the command of a document."""
+def started(
+    tmp_path: Path, document: str, kind: type[Bench] = Bench, command: str = "serve"
+) -> Iterator[Bench]:
+    """A broker that is started by a command of a document."""
     bench = kind(tmp_path)
-    log = tmp_path / "serve.log"
+    log = tmp_path / f"{command}.log"
     with log.open("wb") as output:
         serving = subprocess.Popen(
-            bench.command(examples(document)["serve"]),
+            bench.command(examples(document)[command]),
             cwd=tmp_path,
             env=bench.environment,
             stdin=subprocess.DEVNULL,

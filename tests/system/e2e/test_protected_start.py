@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shlex
+import ssl
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -108,6 +109,16 @@ def test_printed_commands_of_mansio_work_and_nothing_printed_or_logged_is_secret
     assert "PRIVATE KEY" not in shown
 
 
+def test_http_has_tls_from_the_first_start_on(tmp_path: Path) -> None:
+    """The listener begins before the broker does."""
+    http = f"127.0.0.1:{free_port()}"
+    with served(tmp_path, "--http", http, "--set", "http_security_protocol=SASL_SSL") as broker:
+        trusted = ssl.create_default_context(cafile=broker.data / "security/ca.pem")
+        with httpx.Client(verify=trusted, base_url=f"https://{http}", timeout=scaled(20)) as client:
+            assert client.get("/v1/topics").status_code == 401
+            assert client.get("/v1/topics", auth=("admin", broker.password)).json()["topics"] == []
+
+
 @pytest.mark.full
 def test_printed_commands_of_other_clients_work_before_and_after_a_restart(tmp_path: Path) -> None:
     required_tool("kcat")
@@ -190,14 +201,19 @@ def test_open_listener_beyond_loopback_is_refused_with_both_remedies_or_warned_o
         assert f"address={kafka}" in warned[0]
 
 
+CERTIFICATES = "127.0.0.1:9094"
+"""Address of the listener whose users are the certificates of clients."""
+
+
 class SecurityBench(Bench):
-    """The protected broker of the page about security, and a user with contexts of their own."""
+    """The protected broker of the pages about security, and a user with contexts of their own."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         for name in ("MANSIO_BOOTSTRAP_SERVERS", "MANSIO_SQS_LISTENER", "MANSIO_GRPC_LISTENER"):
             del self.environment[name]
         self.environment["XDG_CONFIG_HOME"] = str(directory / "config")
+        self.addresses[CERTIFICATES] = f"127.0.0.1:{free_port()}"
 
 
 @pytest.mark.full

@@ -43,7 +43,7 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping
     from typing import Any
 
     from mansio.api.asgi.server import HttpServer
@@ -160,6 +160,9 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
     http = member = None
     servers: dict[str, HttpServer | GrpcServer] = {}
     if settings.http_address is not None:
+        if settings.http_security.is_encrypted:
+            with _errors_of_data_directory(settings.data_dir):
+                broker.prepare_files()
         http = _http_server(broker, view, settings.http_address)
         try:
             http_address = await http.start()
@@ -327,11 +330,18 @@ async def _start_unless_stopped(broker: Broker, stop: asyncio.Event) -> bool:
 async def _start(broker: Broker) -> None:
     from mansio.host.listening_sockets import ListenError
 
-    directory = broker.settings.data_dir
+    with _errors_of_data_directory(broker.settings.data_dir):
+        try:
+            await broker.start()
+        except ListenError as error:
+            raise ConfigError(_listen_error(error, error.host, error.port, "--kafka")) from error
+
+
+@contextlib.contextmanager
+def _errors_of_data_directory(directory: str) -> Iterator[None]:
+    """Raise `ConfigError` that names the flag if the data directory cannot be used."""
     try:
-        await broker.start()
-    except ListenError as error:
-        raise ConfigError(_listen_error(error, error.host, error.port, "--kafka")) from error
+        yield
     except DataDirectoryLocked as error:
         raise ConfigError(f"data directory {directory} is in use by another broker: use --data") from error
     except OSError as error:
