@@ -117,14 +117,14 @@ def test_a_restart_keeps_authority_certificate_user_and_password(
 
 def test_files_are_not_made_while_another_broker_uses_the_data_directory(tmp_path: Path) -> None:
     settings = protected_settings(tmp_path)
-    Broker(settings, protected_start=ProtectedStart(settings)).prepare_files()
+    Broker(settings, protected_start=ProtectedStart.of_broker(settings)).prepare_files()
     first = stored(tmp_path)
 
     async def work() -> None:
         async with started(tmp_path):
             (tmp_path / "security/broker.pem").unlink()
             with pytest.raises(DataDirectoryLocked):
-                Broker(settings, protected_start=ProtectedStart(settings)).prepare_files()
+                Broker(settings, protected_start=ProtectedStart.of_broker(settings)).prepare_files()
             assert not (tmp_path / "security/broker.pem").exists()
 
     run(work())
