@@ -376,6 +376,22 @@ def set_password(peer: RawPeer, user: str, password: str, previous_valid_ms: int
 
 @pytest.mark.full
 @pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
+def test_a_user_who_changes_the_own_password_is_answered_before_the_session_ends(
+    broker: SaslBroker, mechanism: str
+) -> None:
+    user = f"user-{next(_numbers)}"
+    broker.set_user(user, "first")
+    with RawPeer(broker.port) as peer:
+        log_in(peer, mechanism, user, "first")
+        assert set_password(peer, user, "second").error_code == 0
+        peer.send(messages.encode_request(ApiKey.DESCRIBE_CLUSTER, 0, 1, "x", {}))
+        assert peer.closed(), "no request is served after the change"
+    with RawPeer(broker.port) as peer:
+        assert log_in(peer, mechanism, user, "second").error_code == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 def test_a_previous_password_logs_in_and_its_sessions_go_on_until_its_end(
     broker: SaslBroker, mechanism: str
 ) -> None:

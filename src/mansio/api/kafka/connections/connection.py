@@ -63,6 +63,9 @@ UNADMITTED_BYTES_MAX = 64 * 1024
 MUTE_MS_MAX = 30_000
 """Maximum time for which a connection starts no requests because its client exceeds a quota."""
 
+ANSWER_MS_MAX = 250
+"""Maximum time for which a connection whose client has lost its session stays open to answer requests in progress."""
+
 UNSENT_PARTS_MAX = 1024
 """Maximum number of unsent parts of responses; many small parts use more memory than their bytes."""
 
@@ -628,6 +631,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self.closed:
             self.closed = True
             self._transport.abort()
+
+    def abort_when_answered(self) -> None:
+        """Close the connection now, or, while requests are in progress, within `ANSWER_MS_MAX`: no other request is
+        started, and their responses are sent."""
+        if self._pending_responses:
+            self.pause_reading_ms(2 * ANSWER_MS_MAX)
+            self._server.loop.call_later(ANSWER_MS_MAX / 1000, self.abort)
+        else:
+            self.abort()
 
     def close_after_response(self) -> None:
         """Close the connection after the response to the current request."""

@@ -154,11 +154,12 @@ class Authentication:
             connection.abort()
 
     def handle_user_change(self, user: str) -> None:
-        """End the sessions whose credential is not valid any more."""
+        """End the sessions whose credential is not valid any more. Requests in progress are answered: one of them may
+        be that of a user who changes the own password."""
         for connection, gate in tuple(self._sessions.get(user, {}).items()):
             if not gate.revalidate(connection):
                 self.fail(connection, "changed", "the password was changed, or the user deleted", user)
-                connection.abort()
+                connection.abort_when_answered()
 
     def fail(self, connection: Connection, kind: str, reason: str, user: str = "") -> None:
         """Count and log a failed authentication, or the end of a session. `kind`: one of
