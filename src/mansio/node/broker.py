@@ -25,10 +25,12 @@ from mansio.config.listeners import format_listeners
 from mansio.host import file_descriptors
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
+from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 from mansio.node.security import BrokerSecurity, EarlyContext
+from mansio.state.handshake_admission import WAITING_MAX, HandshakeAdmission
 
 if TYPE_CHECKING:
     import ssl
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_MS_UNLIMITED = 1 << 50
+
+TLS_WAITING_MIN = 64
+"""Number of connections with TLS that may wait for their handshake even if few connections are allowed; otherwise a
+quarter of those, because each one holds a file descriptor."""
 
 
 class Broker:
@@ -78,6 +84,7 @@ class Broker:
         self._server: KafkaServer | None = None
         self._clients: RoutedClients | None = None
         self._security: BrokerSecurity | None = None
+        self._handshakes: HandshakeRunner | None = None
         self.is_ready = False
         """Whether the broker accepts connections: true at the end of `start`, false from the beginning of `stop`."""
 
@@ -129,6 +136,20 @@ class Broker:
         if not protocol.is_encrypted:
             return None
         return EarlyContext(self.settings, lambda: self.certificates, log_ins=protocol.is_authenticated)
+
+    @property
+    def handshakes(self) -> HandshakeRunner:
+        """Runner of the TLS handshakes of all listeners, before the start of the broker, too. Called on its event
+        loop."""
+        if self._handshakes is None:
+            settings = self.settings
+            budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
+            waiting_max = max(TLS_WAITING_MIN, budget.connections // 4)
+            self._handshakes = HandshakeRunner(
+                asyncio.get_running_loop(),
+                admission=HandshakeAdmission(waiting_max=min(waiting_max, WAITING_MAX)),
+            )
+        return self._handshakes
 
     @property
     def certificates(self) -> CertificateReloader | None:
@@ -226,7 +247,12 @@ class Broker:
         if self._protected_start is not None:
             await self._protected_start.create_first_user(service.users)
         server = KafkaServer(
-            service, _server_limits(runtime.settings), loop, self._intercept, self._security.listeners
+            service,
+            _server_limits(runtime.settings),
+            loop,
+            self._intercept,
+            self._security.listeners,
+            self.handshakes,
         )
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         self._security.start()

@@ -255,6 +255,7 @@ class TestBroker:
             "127.0.0.1",
             0,
             broker.tls_context(self._settings.http_security),
+            broker.handshakes,
         )
         return Address(*await self._http.start())
 
@@ -271,7 +272,8 @@ class TestBroker:
 
         broker = self._running()
         endpoint = SqsEndpoint(broker.service, self._settings, broker.clients)
-        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, broker.tls_context(self._settings.sqs_security))
+        context = broker.tls_context(self._settings.sqs_security)
+        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, context, broker.handshakes)
         return Address(*await self._sqs.start())
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:

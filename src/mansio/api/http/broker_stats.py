@@ -178,9 +178,6 @@ class TlsHandshakes(Protocol):
     @property
     def failed(self) -> Mapping[FailureReason, int]: ...
 
-    @property
-    def waiting_count(self) -> int: ...
-
 
 class KafkaListener(Protocol):
     """State of the Kafka listeners that metrics show."""
@@ -199,6 +196,9 @@ class KafkaListener(Protocol):
 
     @property
     def acceptors(self) -> Sequence[TlsHandshakes]: ...
+
+    @property
+    def waiting_handshake_count(self) -> int: ...
 
     @property
     def connection_count(self) -> int: ...

@@ -127,8 +127,8 @@ def _tls_handshakes(broker: RunningBroker) -> Iterator[Measurement]:
     for reason in FailureReason:
         times = sum(each.failed[reason] for each in acceptors)
         yield _counter("tls_handshakes_failed", meaning, times, reason=reason)
-    meaning = "Kafka connections that wait for their TLS handshake."
-    yield _gauge("waiting_tls_handshakes", meaning, sum(each.waiting_count for each in acceptors))
+    meaning = "Connections of all listeners that wait for their TLS handshake, but for gRPC."
+    yield _gauge("waiting_tls_handshakes", meaning, broker.server.waiting_handshake_count)
 
 
 def _groups(broker: RunningBroker) -> Iterator[Measurement]:

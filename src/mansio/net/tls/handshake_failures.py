@@ -41,6 +41,9 @@ TIMED_OUT: Final = Failure(
     FailureReason.TIMEOUT, "the handshake was not complete in time, counted from the connection's arrival"
 )
 OVERLOADED: Final = Failure(FailureReason.OVERLOADED, "too many connections wait for their handshake")
+TOO_SLOW: Final = Failure(
+    FailureReason.OVERLOADED, "the handshake took longer than other connections could wait"
+)
 DISCONNECTED: Final = Failure(FailureReason.DISCONNECTED, "the client closed the connection")
 
 _PLAINTEXT: Final = "the client does not use TLS"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mansio.api.kafka.connections.connection import Connection
 from mansio.api.kafka.connections.limits import ServerCounters
@@ -39,8 +39,8 @@ from mansio.host.listening_sockets import listening_sockets
 from mansio.logs import fields
 from mansio.metadata.model import BrokerEndpoint
 from mansio.net.tls.acceptor import TlsAcceptor
+from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.state.authentication.certificate_names import InvalidSubject
-from mansio.state.handshake_admission import WAITING_MAX, HandshakeAdmission
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
@@ -83,10 +83,6 @@ STALL_INTERVAL_MS = 100
 ACCEPT_BACKLOG = 1024
 """Accept queue of the kernel; connections beyond it wait for their SYN to be answered."""
 
-TLS_WAITING_MIN = 64
-"""Number of connections with TLS that may wait for their handshake even if few connections are allowed; otherwise a
-quarter of those, because each one holds a file descriptor."""
-
 DRAIN_POLL_S = 0.005
 """Interval at which `KafkaServer.stop` checks whether all requests are answered."""
 
@@ -101,9 +97,11 @@ class KafkaServer:
         loop: asyncio.AbstractEventLoop,
         intercept: Intercept | None = None,
         security: Mapping[str, ListenerSecurity] | None = None,
+        handshakes: HandshakeRunner | None = None,
     ) -> None:
         """`intercept` returns a replacement of the function that starts a request, for a test broker. `security`: of
-        the listeners that have TLS or authenticate their clients, by name."""
+        the listeners that have TLS or authenticate their clients, by name. `handshakes`: runs the TLS handshakes of all
+        listeners of the broker."""
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
@@ -127,6 +125,7 @@ class KafkaServer:
         self._listening: list[asyncio.Server] = []
         self.acceptors: list[TlsAcceptor] = []
         """Acceptors of the connections with TLS."""
+        self._handshakes = handshakes or HandshakeRunner(loop)
         self._router = RequestRouter(service)
         self._connections: dict[
             Connection, None
@@ -173,9 +172,7 @@ class KafkaServer:
             security = self._security.get(listener.name, OPEN)
             accept = partial(self._new_connection, self.listeners[listener.name], security)
             if security.context is not None:
-                waiting_max = max(TLS_WAITING_MIN, self.limits.max_connections // 4)
-                admission = HandshakeAdmission[Any](waiting_max=min(waiting_max, WAITING_MAX))
-                acceptor = TlsAcceptor(self.loop, accept, security.context, admission=admission)
+                acceptor = TlsAcceptor(self.loop, accept, security.context, handshakes=self._handshakes)
                 acceptor.listen(sockets)
                 self.acceptors.append(acceptor)
                 continue
@@ -257,6 +254,11 @@ class KafkaServer:
     def is_stopping(self) -> bool:
         """Whether no request may start any more."""
         return self._draining
+
+    @property
+    def waiting_handshake_count(self) -> int:
+        """Number of connections of all listeners of the broker that wait for their TLS handshake."""
+        return self._handshakes.waiting_count
 
     @property
     def connection_count(self) -> int:
