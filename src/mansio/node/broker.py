@@ -25,6 +25,7 @@ from mansio.config.listeners import format_listeners
 from mansio.host import file_descriptors
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
+from mansio.net.connection_throttle import ConnectionThrottle
 from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.process_host import ProcessHost
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
     from mansio.node.protected_start import ProtectedStart
+    from mansio.state.connection_rates import ConnectionRates
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class Broker:
         self._clients: RoutedClients | None = None
         self._security: BrokerSecurity | None = None
         self._handshakes: HandshakeRunner | None = None
+        self._throttle: ConnectionThrottle | None = None
         self.is_ready = False
         """Whether the broker accepts connections: true at the end of `start`, false from the beginning of `stop`."""
 
@@ -148,8 +151,20 @@ class Broker:
             self._handshakes = HandshakeRunner(
                 asyncio.get_running_loop(),
                 admission=HandshakeAdmission(waiting_max=min(waiting_max, WAITING_MAX)),
+                throttle=self.throttle,
             )
         return self._handshakes
+
+    @property
+    def throttle(self) -> ConnectionThrottle:
+        """Throttle of new connections of all listeners, before the start of the broker, too. Called on its event
+        loop."""
+        if self._throttle is None:
+            self._throttle = ConnectionThrottle(asyncio.get_running_loop(), self._connection_rates)
+        return self._throttle
+
+    def _connection_rates(self) -> ConnectionRates | None:
+        return None if self._service is None else self._service.quotas.connection_rates
 
     @property
     def certificates(self) -> CertificateReloader | None:
@@ -178,6 +193,8 @@ class Broker:
             self._service.quotas.stop()
         if self._cluster_member is not None:
             await self._cluster_member.transfer_leaderships(self.settings.shutdown_drain_ms)
+        if self._throttle is not None:
+            self._throttle.stop()
         if self._server is not None:
             await self._server.stop(self.settings.shutdown_drain_ms)
         await self._stack.aclose()
@@ -253,6 +270,7 @@ class Broker:
             self._intercept,
             self._security.listeners,
             self.handshakes,
+            self.throttle,
         )
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         self._security.start()

@@ -11,8 +11,8 @@ may have depends on the others:
 
 * While readable connections of other addresses wait, an address has at most `running_per_address_max` places.
 * An address that waits alone leaves as many places free, so that a connection of another one begins at once.
-* A handshake that has run for `place_ms` gives way to a readable connection that could begin in its place. What its peer
-  has sent since does not count: a peer could send one byte at a time.
+* A handshake that has run for `place_ms` gives way to a readable connection that could begin in its place. What its
+  peer has sent since does not count: a peer could send one byte at a time.
 * When `waiting_max` connections wait, the one that has been silent for longest is closed, if that is `place_ms` or
   more; otherwise the newest of the address with the most waiting connections.
 

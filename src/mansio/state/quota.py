@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 THROTTLE_MS_MAX: Final = 60 * 60 * 1000
 """Upper bound of a throttle time; the remaining debt of the bucket counts against the next request."""
@@ -57,10 +58,12 @@ EntityName = str | NonLiteralName
 
 
 class QuotaEntity(NamedTuple):
-    """Entity of a quota: a user, a client id, or a client id of a user. At least one field is not ABSENT."""
+    """Entity of a quota: a user, a client id, a client id of a user, or an address. At least one field is not
+    ABSENT."""
 
     user: EntityName = NonLiteralName.ABSENT
     client_id: EntityName = NonLiteralName.ABSENT
+    ip: EntityName = NonLiteralName.ABSENT
 
 
 class QuotaScope(NamedTuple):

@@ -256,6 +256,7 @@ class TestBroker:
             0,
             broker.tls_context(self._settings.http_security),
             broker.handshakes,
+            broker.throttle,
         )
         return Address(*await self._http.start())
 
@@ -273,7 +274,7 @@ class TestBroker:
         broker = self._running()
         endpoint = SqsEndpoint(broker.service, self._settings, broker.clients)
         context = broker.tls_context(self._settings.sqs_security)
-        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, context, broker.handshakes)
+        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, context, broker.handshakes, broker.throttle)
         return Address(*await self._sqs.start())
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
+    from mansio.net.connection_throttle import ConnectionThrottle
     from mansio.net.tls.handshakes import HandshakeRunner
 
 KEEP_ALIVE_S = 30
@@ -61,15 +62,17 @@ class HttpServer:
         port: int,
         context: Callable[[], ssl.SSLContext] | None = None,
         handshakes: HandshakeRunner | None = None,
+        throttle: ConnectionThrottle | None = None,
     ) -> None:
         """`app` is any ASGI 3 application; port 0 selects a free port. `context`: returns the TLS context for a new
-        connection; None without TLS. `handshakes`: runs the TLS handshakes of all listeners of the broker."""
+        connection; None without TLS. `handshakes`: runs the TLS handshakes of all listeners of the broker. `throttle`: closes
+        connections of addresses that connect too often."""
         self._host = host
         self._port = port
         self._context = context
         self._handshakes = handshakes
         self._acceptor: TlsAcceptor | None = None
-        self._server = _Uvicorn(_config(app))
+        self._server = _Uvicorn(_config(app, throttle))
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -128,10 +131,10 @@ class HttpServer:
             await asyncio.sleep(0)
 
 
-def _config(app: Any) -> uvicorn.Config:
+def _config(app: Any, throttle: ConnectionThrottle | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=cast("Any", partial(HttpConnection, {})),
+        http=cast("Any", partial(HttpConnection, {}, throttle)),
         ws="none",
         lifespan="on",
         log_config=None,

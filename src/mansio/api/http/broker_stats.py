@@ -201,6 +201,9 @@ class KafkaListener(Protocol):
     def waiting_handshake_count(self) -> int: ...
 
     @property
+    def throttled_connection_count(self) -> int: ...
+
+    @property
     def connection_count(self) -> int: ...
 
 

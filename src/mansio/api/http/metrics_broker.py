@@ -206,6 +206,8 @@ def _verification(broker: RunningBroker) -> Iterator[Measurement]:
 
 
 def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
+    meaning = "New connections closed because their address exceeds connection_creation_rate."
+    yield _counter("connections_throttled", meaning, broker.server.throttled_connection_count)
     counts = broker.services.quotas.counters
     for api, answers, paused_ms in (
         ("produce", counts.produce_throttled, counts.produce_throttled_ms),

@@ -30,6 +30,7 @@ from mansio.state.handshake_admission import HandshakeAdmission, address_key
 if TYPE_CHECKING:
     import ssl
 
+    from mansio.net.connection_throttle import ConnectionThrottle
     from mansio.net.tls.handshake_failures import Failure
 
 BEGINS_PER_TURN: Final = 8
@@ -83,9 +84,12 @@ class HandshakeRunner:
         loop: asyncio.AbstractEventLoop,
         *,
         admission: HandshakeAdmission[AcceptedConnection] | None = None,
+        throttle: ConnectionThrottle | None = None,
     ) -> None:
+        """`throttle`: closes connections of addresses that connect too often, before their handshake."""
         self._loop = loop
         self._admission: HandshakeAdmission[AcceptedConnection] = admission or HandshakeAdmission()
+        self._throttle = throttle
         self._running: dict[AcceptedConnection, asyncio.Task[None]] = {}
         self._begin_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -104,6 +108,8 @@ class HandshakeRunner:
     def add(self, accepted: socket.socket, peer: str, listener: TlsListener) -> None:
         """Run the handshake of a socket that `listener` has accepted from the address `peer`, as soon as the socket is
         readable and has its turn."""
+        if self._throttle is not None and self._throttle.close_if_over_quota(peer, accepted.close):
+            return
         now = self._loop.time()
         connection = AcceptedConnection(accepted, peer, listener, self._admission.deadline_of(now))
         refused = self._admission.add(connection, address_key(peer), now)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.addresses import Address
     from mansio.config.listeners import Listener, Listeners
+    from mansio.net.connection_throttle import ConnectionThrottle
     from mansio.ports import Clock, Timer
     from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
@@ -98,10 +99,11 @@ class KafkaServer:
         intercept: Intercept | None = None,
         security: Mapping[str, ListenerSecurity] | None = None,
         handshakes: HandshakeRunner | None = None,
+        throttle: ConnectionThrottle | None = None,
     ) -> None:
         """`intercept` returns a replacement of the function that starts a request, for a test broker. `security`: of
         the listeners that have TLS or authenticate their clients, by name. `handshakes`: runs the TLS handshakes of all
-        listeners of the broker."""
+        listeners of the broker. `throttle`: closes connections of addresses that connect too often."""
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
@@ -125,6 +127,7 @@ class KafkaServer:
         self._listening: list[asyncio.Server] = []
         self.acceptors: list[TlsAcceptor] = []
         """Acceptors of the connections with TLS."""
+        self._throttle = throttle
         self._handshakes = handshakes or HandshakeRunner(loop)
         self._router = RequestRouter(service)
         self._connections: dict[
@@ -256,6 +259,11 @@ class KafkaServer:
         return self._draining
 
     @property
+    def throttled_connection_count(self) -> int:
+        """Number of connections of all listeners of the broker that were over the quota of their address."""
+        return 0 if self._throttle is None else self._throttle.throttled
+
+    @property
     def waiting_handshake_count(self) -> int:
         """Number of connections of all listeners of the broker that wait for their TLS handshake."""
         return self._handshakes.waiting_count
@@ -265,6 +273,13 @@ class KafkaServer:
         return len(self._connections)
 
     # Connections
+
+    def closes_new(self, connection: Connection, transport: asyncio.BaseTransport) -> bool:
+        """Whether a new connection is closed because its address connects too often. One with TLS has passed the
+        throttle before its handshake."""
+        if self._throttle is None or self._security.get(connection.listener.name, OPEN).context is not None:
+            return False
+        return self._throttle.closes(transport)
 
     def on_connected(self, connection: Connection) -> None:
         limits = self.limits
