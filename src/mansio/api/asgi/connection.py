@@ -53,8 +53,8 @@ class InvalidHead(Exception):
 
 class HttpConnection(HttpToolsProtocol):
     """One HTTP connection. `connections`: all connections of the server, in the order of their last response, oldest
-    first. `throttle`: closes connections of addresses that connect too often; those with TLS have passed it before their
-    handshake."""
+    first. `throttle`: closes connections of addresses that connect too often; those with TLS have passed it before
+    their handshake."""
 
     def __init__(
         self,

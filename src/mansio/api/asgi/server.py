@@ -65,8 +65,8 @@ class HttpServer:
         throttle: ConnectionThrottle | None = None,
     ) -> None:
         """`app` is any ASGI 3 application; port 0 selects a free port. `context`: returns the TLS context for a new
-        connection; None without TLS. `handshakes`: runs the TLS handshakes of all listeners of the broker. `throttle`: closes
-        connections of addresses that connect too often."""
+        connection; None without TLS. `handshakes`: runs the TLS handshakes of all listeners of the broker. `throttle`:
+        closes connections of addresses that connect too often."""
         self._host = host
         self._port = port
         self._context = context
