@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
     from mansio.node.protected_start import ProtectedStart
+    from mansio.state.authentication.revocation import RevocationLists
     from mansio.state.connection_rates import ConnectionRates
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,10 @@ class Broker:
     def certificates(self) -> CertificateReloader | None:
         """Certificates of the listeners with TLS; None if there are none, and before the start."""
         return None if self._security is None else self._security.certificates
+
+    def revocations(self) -> RevocationLists | None:
+        """Return the revocation lists of certificates; None if there are none, and before the start."""
+        return None if self.certificates is None else self.certificates.revocations
 
     def reload_certificates(self) -> None:
         """Read the certificates of the listeners again: new connections get the new ones. Files that cannot be used are

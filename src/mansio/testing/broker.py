@@ -251,7 +251,7 @@ class TestBroker:
         watch = EventLoopMonitor(scheduler, HostClock(), context.loop_holds)
         app = assemble(view, watch, disk_monitor(self._settings), context)
         self._http = HttpServer(
-            authenticating(app, self._settings, view.running),
+            authenticating(app, self._settings, view.running, broker.revocations),
             "127.0.0.1",
             0,
             broker.tls_context(self._settings.http_security),

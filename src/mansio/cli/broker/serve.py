@@ -264,7 +264,7 @@ def _http_server(broker: Broker, view: ServiceStats, address: Address) -> HttpSe
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock(), context.loop_holds)
     disk = disk_monitor(settings)
     view.use_disk_warnings(lambda: [Problem(reason, detail) for reason, detail in disk.warnings()])
-    app = authenticating(assemble(view, watch, disk, context), settings, view.running)
+    app = authenticating(assemble(view, watch, disk, context), settings, view.running, broker.revocations)
     return HttpServer(
         app, *address, broker.tls_context(settings.http_security), broker.handshakes, broker.throttle
     )

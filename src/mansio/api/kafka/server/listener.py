@@ -41,6 +41,7 @@ from mansio.metadata.model import BrokerEndpoint
 from mansio.net.tls.acceptor import TlsAcceptor
 from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.state.authentication.certificate_names import InvalidSubject
+from mansio.state.authentication.der import InvalidDer
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from mansio.config.listeners import Listener, Listeners
     from mansio.net.connection_throttle import ConnectionThrottle
     from mansio.ports import Clock, Timer
+    from mansio.state.authentication.revocation import RevocationLists
     from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
 
@@ -139,6 +141,8 @@ class KafkaServer:
         """Responses in memory that peers have not accepted yet."""
         self._flush_due: list[Connection] = []
         self.memory = RequestMemoryPool[Connection](limits.queued_max_request_bytes)
+        self._checked_revocations: dict[str, RevocationLists | None] = {}
+        """Listener -> the revocation lists with which its connections were compared."""
         self._users_known_at = self.now
         """Monotonic time at which this broker last knew the present users."""
         self._sweep: Timer | None = None
@@ -302,6 +306,9 @@ class KafkaServer:
         """Make the user of the client's certificate that of the connection, where it is the client's identity. Reject
         the connection and return False if the rules make no user of it."""
         security = self._security.get(connection.listener.name, OPEN)
+        if _is_revoked(connection, security.revocations()):  # meanwhile, since its handshake began
+            self.reject(connection, "certificate", "the certificate was revoked")
+            return False
         if security.mapping is None:
             return True
         try:
@@ -358,6 +365,7 @@ class KafkaServer:
         self.authentication.close_late(now)
         if self._security:
             self._close_ended_sessions(now)
+        self._close_revoked()
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
@@ -382,6 +390,20 @@ class KafkaServer:
             else:
                 continue
             connection.abort()
+
+    def _close_revoked(self) -> None:
+        """Close the connections of clients and brokers whose certificate was revoked, once for each version of the
+        revocation lists."""
+        for name, security in self._security.items():
+            revocations = security.revocations()
+            if revocations is self._checked_revocations.get(name):
+                continue
+            self._checked_revocations[name] = revocations
+            for connection in tuple(self._connections):
+                if connection.listener.name == name and _is_revoked(connection, revocations):
+                    reason = "the certificate was revoked"
+                    self.authentication.fail(connection, "revoked", reason, connection.session.user)
+                    connection.abort()
 
     def _close_stalled(self) -> None:
         """Close stalled connections. Repeats while connections wait for memory."""
@@ -546,6 +568,16 @@ class KafkaServer:
         due, self._flush_due = self._flush_due, []
         for connection in due:
             connection.flush()
+
+
+def _is_revoked(connection: Connection, revocations: RevocationLists | None) -> bool:
+    """Whether the client of a connection has presented a certificate that is revoked."""
+    if revocations is None or (certificate := connection.client_certificate) is None:
+        return False
+    try:
+        return revocations.is_revoked(certificate)
+    except InvalidDer:  # OpenSSL has verified it
+        return True
 
 
 async def _poll_until(condition: Callable[[], bool], clock: Clock, deadline: float) -> None:
