@@ -103,7 +103,7 @@ class BasicAuthentication:
 
 class CertificateAuthentication:
     """ASGI application that passes requests on to another one with the user of the client's certificate, which the TLS
-    connection has verified. `revocations`: returns the revocation lists, because a connection may be older than they."""
+    connection has verified. `revocations`: returns the revocation lists: a connection may be older than they."""
 
     def __init__(
         self,
