@@ -543,12 +543,12 @@ class QuotaAdmin:
         """All configured quotas."""
         ...
 
-    def set(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None, values: Mapping[str, float | None], validate_only: bool = False) -> None:
-        """Set quotas of an entity (see `Quota.values`). The value None removes a quota; quotas that are not in `values`
-        are not changed. Raises `InvalidRequest`."""
+    def set(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None, ip: str | DefaultEntity | None = None, values: Mapping[str, float | None], validate_only: bool = False) -> None:
+        """Set quotas of an entity, in bytes or connections per second. The value None removes a quota; quotas that are
+        not in `values` are not changed. Raises `InvalidRequest`."""
         ...
 
-    def delete(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None) -> None:
+    def delete(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None, ip: str | DefaultEntity | None = None) -> None:
         """Remove all quotas of an entity. Raises `InvalidRequest` if the entity has no quota."""
         ...
 

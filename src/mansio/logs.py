@@ -44,6 +44,7 @@ PEER_LOGGERS: Final = (
     "mansio.api.kafka.handlers",
     "mansio.broker.coordinator.group",
     "mansio.broker.services.broker_authenticator",
+    "mansio.net.connection_throttle",
     "mansio.net.tls.acceptor",
     "uvicorn",
 )

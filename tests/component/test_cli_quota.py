@@ -32,18 +32,24 @@ def test_quotas_from_set_to_delete(shell: Shell) -> None:
         "default_user": False,
         "client": "loader",
         "default_client": False,
+        "ip": None,
+        "default_ip": False,
         "producer_byte_rate": 1000,
         "consumer_byte_rate": 2000,
         "controller_mutation_rate": None,
+        "connection_creation_rate": None,
     }
     default = {
         "user": "ANONYMOUS",
         "default_user": False,
         "client": None,
         "default_client": True,
+        "ip": None,
+        "default_ip": False,
         "producer_byte_rate": 3000,
         "consumer_byte_rate": None,
         "controller_mutation_rate": 2.5,
+        "connection_creation_rate": None,
     }
     assert sorted(shell.json("quota", "list"), key=lambda row: row["default_client"]) == [named, default]
     table = shell("quota", "list")
@@ -55,6 +61,11 @@ def test_quotas_from_set_to_delete(shell: Shell) -> None:
     shell("quota", "delete", "--client", "loader", code=1)
     assert "no quotas" in shell.errors
     shell("quota", "delete", "--default-client", "--user", "ANONYMOUS")
+    shell("quota", "set", "--default-ip", "--connection-creation-rate", "1000")
+    (of_addresses,) = shell.json("quota", "list")
+    assert of_addresses["default_ip"]
+    assert of_addresses["connection_creation_rate"] == 1000
+    shell("quota", "delete", "--default-ip")
     assert shell.json("quota", "list") == []
 
 

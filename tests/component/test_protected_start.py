@@ -252,7 +252,7 @@ def test_a_certificate_expires_soon_by_its_own_validity() -> None:
     def expires_soon(validity_days: float, left_days: float) -> bool:
         context = cast("Any", None)
         expires_s = int(validity_days * day_s)
-        found = ServerContext(context, context, 0, expires_s, b"")
+        found = ServerContext(context, context, 0, expires_s, b"", None)
         return found.expires_soon(expires_s - left_days * day_s)
 
     assert expires_soon(397, 13)

@@ -304,7 +304,11 @@ UNSUPPORTED_VERSION = 35
         (alter([("client-id", "")], producer_byte_rate=1), "characters"),
         (alter([("client-id", "a" * 1001)], producer_byte_rate=1), "characters"),
         (alter([("user", "")], producer_byte_rate=1), "characters"),
-        (alter([("ip", "10.0.0.1")], connection_creation_rate=1), "not offered"),
+        (alter([("ip", "10.0.0.1")], producer_byte_rate=1), "only quota of an ip"),
+        (alter([("ip", "broker.example")], connection_creation_rate=1), "not an IPv4 or IPv6 address"),
+        (alter([("ip", "10.0.0.1")], connection_creation_rate=0), "whole number of connections"),
+        (alter([("ip", None), ("user", None)], connection_creation_rate=1), "cannot be combined"),
+        (alter([("client-id", "a")], connection_creation_rate=1), "a quota of an ip"),
         (alter([("team", "a")], producer_byte_rate=1), "user and client-id"),
         (alter([("user", None), ("user", None)], producer_byte_rate=1), "twice"),
         (alter([], producer_byte_rate=1), "needs a user"),
@@ -340,7 +344,7 @@ def test_one_bad_entry_does_not_keep_the_others_from_being_set(world: World, me:
     assert [name for name in kept if str(name).startswith(me)] == [f"{me} 1"]
 
 
-ALL = ("user", "user client", "any user", "any client", "named")
+ALL = ("user", "user client", "any user", "any client", "named", "address")
 FILTERS = [
     ([], False, ALL),
     ([("user", 2, None)], False, ("user", "user client", "any user")),
@@ -351,7 +355,9 @@ FILTERS = [
     ([("client-id", 2, None)], True, ("any client", "named")),
     ([("client-id", 0, "c")], False, ("user client", "named")),
     ([("client-id", 0, "c"), ("user", 0, "ANONYMOUS")], True, ("user client",)),
-    ([("ip", 2, None)], False, ()),
+    ([("ip", 2, None)], False, ("address",)),
+    ([("ip", 0, "192.0.2.1")], True, ("address",)),
+    ([("ip", 1, None)], False, ()),
 ]
 
 
@@ -368,6 +374,7 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         ]
         for number, (user, client_id) in enumerate(entities):
             set_quota(user=user, client_id=client_id, values={"consumer_byte_rate": number + 1})
+        set_quota(ip="192.0.2.1", values={"connection_creation_rate": len(ALL)})
         yield world
 
 

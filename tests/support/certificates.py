@@ -95,6 +95,32 @@ class Authority:
                 above = above._issuer
         return Certificate(path, key)
 
+    def revocation_list(self, *revoked: Certificate, dates: tuple[str, str] | None = None) -> str:
+        """Return a revocation list of this authority as PEM, valid for 30 days. `dates`: when it was made and when the
+        next one is due, as `YYYYMMDDHHMMSSZ`."""
+        path = self.directory / "crl.pem"
+        numbers = [_serial_number(each.certificate) for each in revoked]
+        entries = [f"R\t401231235959Z\t250101000000Z\t{number}\tunknown\t/CN=revoked" for number in numbers]
+        (self.directory / "index.txt").write_text("".join(f"{entry}\n" for entry in entries))
+        (self.directory / "index.txt.attr").write_text("unique_subject = no\n")
+        settings = self.directory / "crl.cnf"
+        settings.write_text("[ca]\ndefault_ca=own\n[own]\ndatabase=index.txt\ndefault_md=sha256\n")
+        validity = ["-crldays", "30"]
+        if dates is not None:
+            validity = ["-crl_lastupdate", dates[0], "-crl_nextupdate", dates[1]]
+        _openssl(
+            "ca", "-config", settings, "-gencrl", "-keyfile", self._key, "-cert", self.certificate, "-out", path,
+            *validity, directory=self.directory,
+        )  # fmt: skip
+        return path.read_text()
+
+
+def _serial_number(certificate: Path) -> str:
+    assert OPENSSL is not None
+    command = [OPENSSL, "x509", "-in", str(certificate), "-noout", "-serial"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return output.strip().partition("=")[2]
+
 
 def _sign(
     directory: Path,

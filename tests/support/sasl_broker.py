@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.broker.routing.caller import ANONYMOUS
@@ -116,7 +117,7 @@ class SaslBroker:
 
     def delete_user(self, name: str) -> None:
         users = self.broker.service.users
-        known = self.call(users.describe, [name])[0].iterations
+        known = self.call(partial(users.describe, caller=ANONYMOUS), [name])[0].iterations
         deletions = [CredentialDeletion(name, mechanism.kafka_type) for mechanism in known]
         assert self.run(users.alter_each([], deletions, is_confidential=True, caller=ANONYMOUS)) == {
             name: None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from mansio.net.tls.certificate_reloader import CertificateReloader
     from mansio.net.tls.contexts import TlsFiles
 
 RENEWAL_S = 30
@@ -34,15 +35,19 @@ class TlsBroker:
     def address(self) -> str:
         return f"localhost:{self.port}"
 
+    @property
+    def certificates(self) -> CertificateReloader:
+        return present(self._node.certificates)
+
+    async def reload(self) -> None:
+        """Let the broker read the files again. Runs on its event loop."""
+        self._node.reload_certificates()
+
     def renew(self) -> None:
         """Let the broker read the files again, and wait until it uses them."""
-        certificates = present(present(self._node._security).certificates)
+        certificates = self.certificates
         before = certificates.reloads
-
-        async def reload() -> None:
-            self._node.reload_certificates()
-
-        self.broker._call(reload(), RENEWAL_S)
+        self.broker._call(self.reload(), RENEWAL_S)
         wait_until(lambda: certificates.reloads > before, RENEWAL_S, "the new certificates")
 
 

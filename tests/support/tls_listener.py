@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.net.tls.acceptor import TlsAcceptor
 from mansio.net.tls.contexts import ClientAuthentication, TlsFiles, load_client_context, load_server_context
+from mansio.net.tls.handshakes import HandshakeRunner
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ class TlsListener:
         self.open: set[EchoProtocol] = set()
         self.loop = LOOPS[loop]()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.handshakes = HandshakeRunner(
+            self.loop, admission=None if new_admission is None else new_admission()
+        )
         self.acceptor = TlsAcceptor(
-            self.loop,
-            lambda: EchoProtocol(self),
-            lambda: self.context,
-            admission=None if new_admission is None else new_admission(),
+            self.loop, lambda: EchoProtocol(self), lambda: self.context, handshakes=self.handshakes
         )
         self.port = 0
 
@@ -114,6 +115,11 @@ class TlsListener:
 
     def connect_plain(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=scaled(CLIENT_TIMEOUT_S))
+
+    def connect_from(self, host: str) -> socket.socket:
+        """Connect from another address of loopback."""
+        address = ("127.0.0.1", self.port)
+        return socket.create_connection(address, timeout=scaled(CLIENT_TIMEOUT_S), source_address=(host, 0))
 
     def connect(self, context: ssl.SSLContext, *, session: ssl.SSLSession | None = None) -> ssl.SSLSocket:
         """Connect as the name `localhost`. Raises `ssl.SSLError`, `OSError`."""

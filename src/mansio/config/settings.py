@@ -181,6 +181,11 @@ class Settings:
         "PEM file with the authorities whose certificates this broker accepts: of clients, and of other brokers. "
         "Empty: those of the system, for other brokers.",
     )
+    ssl_crl_location: str = _setting(
+        "",
+        "PEM file with certificate revocation lists: one of each authority in ssl_ca_location that issues certificates "
+        "of clients or brokers. Revoked certificates are refused, those of an authority without a valid list, too.",
+    )
     ssl_client_auth: str = _setting(
         "none",
         "Whether listeners with SSL ask clients for certificates, which are their identity. Listeners whose clients "
@@ -883,6 +888,8 @@ class Settings:
             for name in ("ssl_certificate_location", "ssl_key_location"):
                 if not getattr(self, name):
                     raise ConfigError(f"{name}: listeners with TLS need it")
+            if self.ssl_crl_location and not self.ssl_ca_location:
+                raise ConfigError("ssl_ca_location: ssl_crl_location needs it")
             if self.ssl_client_auth != "none" and not self.ssl_ca_location:
                 raise ConfigError(f"ssl_ca_location: ssl_client_auth={self.ssl_client_auth} needs it")
         enabled = self.sasl_mechanisms

@@ -26,11 +26,14 @@ from mansio.host import file_descriptors
 from mansio.host.disk import HostDisk
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
+from mansio.net.connection_throttle import ConnectionThrottle
+from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.certificate_renewal import CertificateRenewal
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 from mansio.node.security import BrokerSecurity, EarlyContext
+from mansio.state.handshake_admission import WAITING_MAX, HandshakeAdmission
 
 if TYPE_CHECKING:
     import ssl
@@ -46,12 +49,18 @@ if TYPE_CHECKING:
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
     from mansio.node.protected_start import ProtectedStart
+    from mansio.state.authentication.revocation import RevocationLists
+    from mansio.state.connection_rates import ConnectionRates
 
 logger = logging.getLogger(__name__)
 
 IDLE_MS_UNLIMITED = 1 << 50
 LOCK_FILE = "lock"
 """In the data directory: locked by the broker that uses it."""
+
+TLS_WAITING_MIN = 64
+"""Number of connections with TLS that may wait for their handshake even if few connections are allowed; otherwise a
+quarter of those, because each one holds a file descriptor."""
 
 
 class Broker:
@@ -82,6 +91,8 @@ class Broker:
         self._server: KafkaServer | None = None
         self._clients: RoutedClients | None = None
         self._security: BrokerSecurity | None = None
+        self._handshakes: HandshakeRunner | None = None
+        self._throttle: ConnectionThrottle | None = None
         self.is_ready = False
         """Whether the broker accepts connections: true at the end of `start`, false from the beginning of `stop`."""
 
@@ -135,9 +146,39 @@ class Broker:
         return EarlyContext(self.settings, lambda: self.certificates, log_ins=protocol.is_authenticated)
 
     @property
+    def handshakes(self) -> HandshakeRunner:
+        """Runner of the TLS handshakes of all listeners, before the start of the broker, too. Called on its event
+        loop."""
+        if self._handshakes is None:
+            settings = self.settings
+            budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
+            waiting_max = max(TLS_WAITING_MIN, budget.connections // 4)
+            self._handshakes = HandshakeRunner(
+                asyncio.get_running_loop(),
+                admission=HandshakeAdmission(waiting_max=min(waiting_max, WAITING_MAX)),
+                throttle=self.throttle,
+            )
+        return self._handshakes
+
+    @property
+    def throttle(self) -> ConnectionThrottle:
+        """Throttle of new connections of all listeners, before the start of the broker, too. Called on its event
+        loop."""
+        if self._throttle is None:
+            self._throttle = ConnectionThrottle(asyncio.get_running_loop(), self._connection_rates)
+        return self._throttle
+
+    def _connection_rates(self) -> ConnectionRates | None:
+        return None if self._service is None else self._service.quotas.connection_rates
+
+    @property
     def certificates(self) -> CertificateReloader | None:
         """Certificates of the listeners with TLS; None if there are none, and before the start."""
         return None if self._security is None else self._security.certificates
+
+    def revocations(self) -> RevocationLists | None:
+        """Return the revocation lists of certificates; None if there are none, and before the start."""
+        return None if self.certificates is None else self.certificates.revocations
 
     def reload_certificates(self) -> None:
         """Read the certificates of the listeners again: new connections get the new ones. Files that cannot be used are
@@ -174,6 +215,8 @@ class Broker:
             self._service.quotas.stop()
         if self._cluster_member is not None:
             await self._cluster_member.transfer_leaderships(self.settings.shutdown_drain_ms)
+        if self._throttle is not None:
+            self._throttle.stop()
         if self._server is not None:
             await self._server.stop(self.settings.shutdown_drain_ms)
         await self._stack.aclose()
@@ -243,7 +286,13 @@ class Broker:
         if self._protected_start is not None:
             await self._protected_start.create_first_user(service.users)
         server = KafkaServer(
-            service, _server_limits(runtime.settings), loop, self._intercept, self._security.listeners
+            service,
+            _server_limits(runtime.settings),
+            loop,
+            self._intercept,
+            self._security.listeners,
+            self.handshakes,
+            self.throttle,
         )
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         self._security.start()

@@ -99,6 +99,7 @@ class BrokerSecurity:
             sasl,
             mapping,
             certificates.certificate_sha256,
+            lambda: certificates.revocations,
         )
 
 
@@ -127,4 +128,5 @@ def _files(settings: Settings) -> TlsFiles:
         settings.ssl_key_location,
         settings.ssl_ca_location,
         ClientAuthentication(settings.ssl_client_auth),
+        settings.ssl_crl_location,
     )

@@ -30,6 +30,7 @@ PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 """Partitions that a client creates and deletes, per second."""
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 THROTTLE_MS_MAX: Final = 60 * 60 * 1000
 """Upper bound of a throttle time; the remaining debt of the bucket counts against the next request."""
@@ -59,10 +60,12 @@ EntityName = str | NonLiteralName
 
 
 class QuotaEntity(NamedTuple):
-    """Entity of a quota: a user, a client id, or a client id of a user. At least one field is not ABSENT."""
+    """Entity of a quota: a user, a client id, a client id of a user, or an address. At least one field is not
+    ABSENT."""
 
     user: EntityName = NonLiteralName.ABSENT
     client_id: EntityName = NonLiteralName.ABSENT
+    ip: EntityName = NonLiteralName.ABSENT
 
 
 class QuotaScope(NamedTuple):

@@ -252,10 +252,12 @@ class TestBroker:
         watch = EventLoopMonitor(scheduler, HostClock(), context.loop_holds)
         app = assemble(view, watch, disk_monitor(self._settings), context)
         self._http = HttpServer(
-            authenticating(app, self._settings, view.running),
+            authenticating(app, self._settings, view.running, broker.revocations),
             "127.0.0.1",
             0,
             broker.tls_context(self._settings.http_security),
+            broker.handshakes,
+            broker.throttle,
         )
         return Address(*await self._http.start())
 
@@ -272,7 +274,8 @@ class TestBroker:
 
         broker = self._running()
         endpoint = SqsEndpoint(broker.service, self._settings, broker.clients)
-        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, broker.tls_context(self._settings.sqs_security))
+        context = broker.tls_context(self._settings.sqs_security)
+        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, context, broker.handshakes, broker.throttle)
         return Address(*await self._sqs.start())
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:

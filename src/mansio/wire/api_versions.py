@@ -340,8 +340,8 @@ _ROWS: Final = (
         1,
         "quotas.alter_client_quotas",
         note=(
-            "`producer_byte_rate`, `consumer_byte_rate` and `controller_mutation_rate` of client ids and of users; "
-            "other keys are refused. "
+            "`producer_byte_rate`, `consumer_byte_rate` and `controller_mutation_rate` of client ids and of users, "
+            "`connection_creation_rate` of addresses; other keys are refused. "
             "A client that has not authenticated is the user ANONYMOUS. "
             f"{_BOUNDED}"
         ),

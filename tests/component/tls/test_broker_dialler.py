@@ -109,7 +109,7 @@ def test_the_certificate_of_the_broker_is_presented_where_listeners_ask_for_cert
         transport.abort()
 
     with TlsListener(server_context(issued, authority, how)) as listener:
-        made = listener.acceptor._new_protocol
+        made = listener.acceptor.new_protocol
 
         def new_protocol() -> asyncio.BaseProtocol:
             protocol = made()
@@ -122,6 +122,6 @@ def test_the_certificate_of_the_broker_is_presented_where_listeners_ask_for_cert
             protocol.connection_made = noted
             return protocol
 
-        listener.acceptor._new_protocol = new_protocol
+        listener.acceptor.new_protocol = new_protocol
         asyncio.run(run(listener.port))
     assert ["broker" in str(one) for one in subjects] == [how != "none"]

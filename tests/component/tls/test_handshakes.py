@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from mansio.net.tls.acceptor import TlsAcceptor
 from mansio.state.handshake_admission import HandshakeAdmission
 from support.certificates import OPENSSL, Authority, Certificate
 from support.machine import scaled
 from support.tiers import smoke_first
 from support.tls_listener import (
     LOOPS,
+    EchoProtocol,
     TlsListener,
     client_context,
     echoes,
@@ -69,7 +71,8 @@ def test_clients_of_both_versions_are_served_and_everything_is_counted(
                 cipher = client.cipher()
                 assert cipher is not None
                 assert "GCM" in cipher[0] or "CHACHA20" in cipher[0]
-        assert listener.acceptor.accepted == listener.acceptor.completed == 2
+        wait_until(lambda: listener.acceptor.completed == 2, 20, "the handshakes to be counted")
+        assert listener.acceptor.accepted == 2
         assert not listener.failures()
 
 
@@ -217,8 +220,18 @@ def test_client_that_does_not_trust_the_listener_is_named(issued: Certificate, t
         assert fails_with(listener, refused_by_client=1)
 
 
+CLIENT_HELLO_BEGIN: Final = b"\x16\x03\x01"
+
+
 def quick_admission() -> HandshakeAdmission[Any]:
-    return HandshakeAdmission(running_max=4, running_per_address_max=2, waiting_max=8, handshake_ms=500)
+    return HandshakeAdmission(
+        running_max=4, running_per_address_max=2, waiting_max=8, handshake_ms=600, place_ms=200
+    )
+
+
+def stall(client: socket.socket) -> None:
+    """Begin a handshake, and send no more."""
+    assert client.send(CLIENT_HELLO_BEGIN) == len(CLIENT_HELLO_BEGIN)
 
 
 @EACH_LOOP
@@ -226,29 +239,130 @@ def test_slow_handshake_is_closed_after_its_time_whether_it_runs_or_waits(
     issued: Certificate, trusting: ssl.SSLContext, loop: str
 ) -> None:
     with TlsListener(server_context(issued), loop=loop, new_admission=quick_admission) as listener:
-        silent = [listener.connect_plain() for _ in range(7)]
-        assert silent[0].send(b"\x16\x03\x01") == 3  # the beginning of a ClientHello, and no more
-        for client in silent:
+        clients = [listener.connect_plain() for _ in range(7)]
+        stall(clients[0])
+        for client in clients:
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1) == b""
             client.close()
         assert fails_with(listener, timeout=7)
-        assert not listener.acceptor.running_count
-        assert not listener.acceptor.waiting_count
+        assert not listener.handshakes.running_count
+        assert not listener.handshakes.waiting_count
         with listener.connect(trusting) as client:
             assert echoes(client)
 
 
+@EACH_LOOP
+def test_silent_connection_gets_no_place_and_is_closed_at_once_when_its_peer_leaves(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    def patient() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(
+            running_max=2, running_per_address_max=1, handshake_ms=int(scaled(60) * 1000)
+        )
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=patient) as listener:
+        silent = [listener.connect_plain() for _ in range(5)]
+        wait_until(lambda: listener.handshakes.waiting_count == 5, 20, "the silent connections")
+        with listener.connect(trusting) as client:
+            assert echoes(client)
+            wait_until(lambda: not listener.handshakes.running_count, 20, "the end of the handshake")
+            assert listener.handshakes.waiting_count == 5
+            for each in silent:
+                each.close()
+            assert fails_with(listener, disconnected=5)
+            assert not listener.handshakes.waiting_count
+
+
+@EACH_LOOP
+def test_stalled_handshake_gives_way_to_a_client_of_another_address_and_no_earlier(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    def one_place() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(
+            running_max=1, running_per_address_max=1, handshake_ms=int(scaled(60) * 1000), place_ms=200
+        )
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=one_place) as listener:
+        with listener.connect_from("127.0.0.2") as other:
+            stall(other)
+            wait_until(lambda: listener.handshakes.running_count == 1, 20, "the stalled handshake")
+            other.settimeout(0.5)
+            with pytest.raises(TimeoutError):  # nobody needs its place
+                other.recv(1)
+            plain = listener.connect_from("127.0.0.3")
+            with trusting.wrap_socket(plain, server_hostname="localhost") as client:
+                assert echoes(client)
+            other.settimeout(scaled(20))
+            with contextlib.suppress(ConnectionResetError):
+                assert other.recv(1) == b""
+        assert fails_with(listener, overloaded=1)
+
+
+@EACH_LOOP
+def test_client_is_served_beside_silent_connections_of_hundreds_of_addresses(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    """Each of the addresses would have a place if silence were enough for one."""
+
+    def patient() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(handshake_ms=int(scaled(60) * 1000), place_ms=int(scaled(30) * 1000))
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=patient) as listener:
+        silent = [listener.connect_from(f"127.1.{number}.1") for number in range(200)]
+        wait_until(lambda: listener.handshakes.waiting_count == 200, 20, "the silent connections")
+        for _ in range(3):
+            with listener.connect(trusting) as client:
+                assert echoes(client)
+        assert not listener.failures()
+        for each in silent:
+            each.close()
+
+
+@EACH_LOOP
+def test_listeners_share_the_places_and_stop_alone(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    def one_place() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(
+            running_max=1, running_per_address_max=1, handshake_ms=int(scaled(60) * 1000), place_ms=200
+        )
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=one_place) as listener:
+        second = TlsAcceptor(
+            listener.loop,
+            lambda: EchoProtocol(listener),
+            lambda: listener.context,
+            handshakes=listener.handshakes,
+        )
+        listening = socket.create_server(("127.0.0.1", 0))
+        address = listening.getsockname()
+        listener.loop.call_soon_threadsafe(second.listen, [listening])
+        with listener.connect_from("127.0.0.2") as stalled, listener.connect_from("127.0.0.3") as silent:
+            stall(stalled)
+            wait_until(lambda: listener.handshakes.running_count == 1, 20, "the stalled handshake")
+            wait_until(lambda: listener.handshakes.waiting_count == 1, 20, "the silent connection")
+            plain = socket.create_connection(address, timeout=scaled(30))
+            with trusting.wrap_socket(plain, server_hostname="localhost") as client:
+                assert echoes(client)
+            assert fails_with(listener, overloaded=1)
+            wait_until(lambda: second.completed == 1, 20, "the handshake to be counted")
+            listener.run(second.stop())
+            assert listener.handshakes.waiting_count == 1
+            with trusting.wrap_socket(silent, server_hostname="localhost") as client:
+                assert echoes(client)
+
+
 class UnevenAdmission(HandshakeAdmission[Any]):
-    """One place, and more time for the third connection than for those before it."""
+    """Two places, and more time for the third connection than for those before it."""
 
     def __init__(self) -> None:
-        super().__init__(running_max=1, running_per_address_max=1, handshake_ms=500)
+        super().__init__(running_max=2, running_per_address_max=1, handshake_ms=500, place_ms=0)
         self.calls = 0
 
     def deadline_of(self, accepted_at: float) -> float:
-        self.calls += 1  # twice for each connection
-        return super().deadline_of(accepted_at) + (scaled(60) if self.calls > 4 else 0)
+        self.calls += 1
+        return super().deadline_of(accepted_at) + (scaled(60) if self.calls > 1 else 0)
 
 
 @EACH_LOOP
@@ -256,15 +370,14 @@ def test_waiting_connection_is_closed_at_its_time_while_the_handshake_of_another
     issued: Certificate, loop: str
 ) -> None:
     with TlsListener(server_context(issued), loop=loop, new_admission=UnevenAdmission) as listener:
-        first, second = listener.connect_plain(), listener.connect_plain()
-        with socket.create_connection(
-            ("127.0.0.1", listener.port), timeout=30, source_address=("127.0.0.2", 0)
-        ):
-            wait_until(lambda: listener.acceptor.accepted == 3, 20, "the connections")
-            first.close()
-            assert second.recv(1) == b""
-            assert (listener.acceptor.running_count, listener.acceptor.waiting_count) == (1, 0)
-        second.close()
+        waiting = listener.connect_plain()
+        wait_until(lambda: listener.acceptor.accepted == 1, 20, "the connection")
+        with listener.connect_from("127.0.0.2") as running:
+            stall(running)
+            assert waiting.recv(1) == b""
+            assert fails_with(listener, timeout=1)
+            assert (listener.handshakes.running_count, listener.handshakes.waiting_count) == (1, 0)
+        waiting.close()
 
 
 @pytest.mark.full
@@ -278,26 +391,29 @@ def test_client_that_goes_away_in_its_handshake_leaves_nothing(issued: Certifica
 
 @pytest.mark.full
 @pytest.mark.parametrize("loop", LOOPS)
-def test_honest_client_is_served_beside_a_flood_that_sends_nothing(
+def test_honest_client_is_served_beside_a_flood_of_handshakes_that_do_not_go_on(
     issued: Certificate, trusting: ssl.SSLContext, loop: str
 ) -> None:
     def admission() -> HandshakeAdmission[Any]:
-        return HandshakeAdmission(waiting_max=100, handshake_ms=int(scaled(20) * 1000))
+        return HandshakeAdmission(
+            waiting_max=100, handshake_ms=int(scaled(20) * 1000), place_ms=int(scaled(10) * 1000)
+        )
 
     with TlsListener(server_context(issued), loop=loop, new_admission=admission) as listener:
-        flood = [listener.connect_plain() for _ in range(250)]
+        flood = []
+        for number in range(250):
+            flood.append(listener.connect_plain())
+            with contextlib.suppress(ConnectionError):
+                stall(flood[number])
         wait_until(lambda: listener.acceptor.accepted == 250, 20, "the flood")
-        assert listener.failures()["overloaded"] >= 250 - 48 - 100
         wait_until(
-            lambda: listener.acceptor.running_count == 48, 20, "an address alone leaves places for others"
+            lambda: listener.handshakes.running_count == 48, 20, "an address alone leaves places for others"
         )
-        honest = socket.socket()
-        honest.settimeout(scaled(20))
-        honest.bind(("127.0.0.2", 0))
-        honest.connect(("127.0.0.1", listener.port))
+        assert fails_with(listener, overloaded=250 - 48 - 100)
+        honest = listener.connect_from("127.0.0.2")
         with trusting.wrap_socket(honest, server_hostname="localhost") as client:
             assert echoes(client)
-        assert listener.acceptor.completed == 1
+        wait_until(lambda: listener.acceptor.completed == 1, 20, "the handshake to be counted")
         for each in flood:
             each.close()
 
@@ -354,13 +470,18 @@ def test_stop_closes_waiting_and_running_handshakes(
     def descriptors() -> int:
         return len(os.listdir("/dev/fd"))
 
-    with TlsListener(server_context(issued), loop=loop, new_admission=quick_admission) as listener:
+    def patient() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(handshake_ms=int(scaled(60) * 1000))
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=patient) as listener:
         with listener.connect(trusting) as client:  # libuv opens a descriptor for its first connection
             assert echoes(client)
         wait_until(lambda: not listener.open, 20, "the end of the connection")
         before = descriptors()
         silent = [listener.connect_plain() for _ in range(5)]
-        wait_until(lambda: listener.acceptor.accepted == 6, 20, "the connections")
+        stall(silent[0])
+        wait_until(lambda: listener.handshakes.running_count == 1, 20, "the handshake that stalls")
+        wait_until(lambda: listener.handshakes.waiting_count == 4, 20, "the silent connections")
         listener.run(listener.acceptor.stop())
         for each in silent:
             with contextlib.suppress(ConnectionResetError):

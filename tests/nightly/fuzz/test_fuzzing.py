@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 NIGHTLY_S = int(os.environ.get("MANSIO_NIGHTLY_FUZZ_SECONDS", "45"))
 """For each target: ten of them in less than ten minutes."""
 
+UNAUTHENTICATED = ("gate", "sasl")
+"""Targets that read what a client sends before it has authenticated."""
+
+UNAUTHENTICATED_INPUTS = int(os.environ.get("MANSIO_NIGHTLY_FUZZ_INPUTS", "1000000"))
+CHUNK = 2000
+
 
 @pytest.mark.timeout(NIGHTLY_S + 120)
 @pytest.mark.parametrize("name", TARGETS)
@@ -82,3 +88,16 @@ def plain_mutations(name: str) -> None:
             count += 1
     print(f"{name}: {count} mutated inputs")
     leave("fuzz inputs", inputs={name: count})
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", UNAUTHENTICATED)
+def test_a_million_inputs_before_a_log_in_do_no_harm(name: str) -> None:
+    target = TARGETS[name]
+    random = Random()
+    count = 0
+    while count < UNAUTHENTICATED_INPUTS:
+        for data in mutations(target, random, min(CHUNK, UNAUTHENTICATED_INPUTS - count), 600):
+            feed(name, data)
+            count += 1
+    leave("fuzz inputs before a log-in", inputs={name: count})

@@ -226,6 +226,8 @@ def test_backup_restore_and_data_check_work_as_documented(tmp_path: Path) -> Non
         assert quotas.returncode == 0, quotas.stderr
         assert "reports" in quotas.stdout
         assert "5000000" in quotas.stdout
+        rates = run_example("connection-rates", broker, tmp_path)
+        assert rates.returncode == 0, rates.stderr
         refused = run_example("data-check", broker, tmp_path)
         assert refused.returncode == 2
         assert "a broker runs on" in refused.stderr
@@ -268,6 +270,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "log_corrupt",
         "partition_not_open",
         "metadata_failed",
+        "connection_creation_rate",  # a quota
         "event_loop_stalled",
         "disk_low",
         "disk_full",

@@ -30,6 +30,8 @@ from mansio.logs import fields
 if TYPE_CHECKING:
     import asyncio
 
+    from mansio.net.connection_throttle import ConnectionThrottle
+
 UNANSWERED_S_MAX = 40.0
 CONFIRMATION_S: Final = 0.2
 """Time for which a closed connection with TLS waits for the client's confirmation when the server stops."""
@@ -51,11 +53,18 @@ class InvalidHead(Exception):
 
 class HttpConnection(HttpToolsProtocol):
     """One HTTP connection. `connections`: all connections of the server, in the order of their last response, oldest
-    first."""
+    first. `throttle`: closes connections of addresses that connect too often; those with TLS have passed it before
+    their handshake."""
 
-    def __init__(self, connections: dict[HttpConnection, None], **uvicorns: Any) -> None:
+    def __init__(
+        self,
+        connections: dict[HttpConnection, None],
+        throttle: ConnectionThrottle | None = None,
+        **uvicorns: Any,
+    ) -> None:
         super().__init__(**uvicorns)
         self._connections = connections
+        self._throttle = throttle
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_in_head = False
@@ -68,8 +77,11 @@ class HttpConnection(HttpToolsProtocol):
     # Life
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        connection = transport.get_extra_info("ssl_object")
+        if connection is None and self._throttle is not None and self._throttle.closes(transport):
+            return
         super().connection_made(transport)
-        if (connection := transport.get_extra_info("ssl_object")) is not None:
+        if connection is not None:
             self._certificate = connection.getpeercert(binary_form=True)
         if len(self._connections) >= descriptor_budget(1, 0).other_connections:
             quietest = next(iter(self._connections))

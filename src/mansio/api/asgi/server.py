@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from mansio.api.asgi.connection import HttpConnection
-from mansio.host.file_descriptors import descriptor_budget
 from mansio.host.listening_sockets import listening_sockets
 from mansio.net.tls.acceptor import TlsAcceptor
-from mansio.state.handshake_admission import HandshakeAdmission
 
 if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable, Iterator
+
+    from mansio.net.connection_throttle import ConnectionThrottle
+    from mansio.net.tls.handshakes import HandshakeRunner
 
 KEEP_ALIVE_S = 30
 """A connection that has been idle for this time after a response is closed."""
@@ -55,15 +56,23 @@ class HttpServer:
     """The listening sockets of one address and their server. Every method runs on the event loop."""
 
     def __init__(
-        self, app: Any, host: str, port: int, context: Callable[[], ssl.SSLContext] | None = None
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        handshakes: HandshakeRunner | None = None,
+        throttle: ConnectionThrottle | None = None,
     ) -> None:
         """`app` is any ASGI 3 application; port 0 selects a free port. `context`: returns the TLS context for a new
-        connection; None without TLS."""
+        connection; None without TLS. `handshakes`: runs the TLS handshakes of all listeners of the broker. `throttle`:
+        closes connections of addresses that connect too often."""
         self._host = host
         self._port = port
         self._context = context
+        self._handshakes = handshakes
         self._acceptor: TlsAcceptor | None = None
-        self._server = _Uvicorn(_config(app))
+        self._server = _Uvicorn(_config(app, throttle))
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -87,7 +96,7 @@ class HttpServer:
         return address[0], address[1]
 
     def _accept(self, listening: list[socket.socket], context: Callable[[], ssl.SSLContext]) -> None:
-        """Accept connections with TLS, at most as many at once as may be open."""
+        """Accept connections with TLS."""
         server = self._server
 
         def new_connection() -> asyncio.BaseProtocol:
@@ -96,8 +105,8 @@ class HttpServer:
             )
             return protocol
 
-        admission = HandshakeAdmission[Any](waiting_max=descriptor_budget(1, 0).other_connections)
-        self._acceptor = TlsAcceptor(asyncio.get_running_loop(), new_connection, context, admission=admission)
+        loop = asyncio.get_running_loop()
+        self._acceptor = TlsAcceptor(loop, new_connection, context, handshakes=self._handshakes)
         self._acceptor.listen(listening)
 
     async def stop(self) -> None:
@@ -122,10 +131,10 @@ class HttpServer:
             await asyncio.sleep(0)
 
 
-def _config(app: Any) -> uvicorn.Config:
+def _config(app: Any, throttle: ConnectionThrottle | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=cast("Any", partial(HttpConnection, {})),
+        http=cast("Any", partial(HttpConnection, {}, throttle)),
         ws="none",
         lifespan="on",
         log_config=None,

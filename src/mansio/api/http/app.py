@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mansio.api.http.broker_stats import BrokerStats, RunningBroker
     from mansio.broker.services.log_ins import LogInService
     from mansio.config.settings import Settings
+    from mansio.state.authentication.revocation import RevocationLists
 
 
 def build_app(broker: RunningBroker) -> Starlette:
@@ -37,9 +38,15 @@ def build_app(broker: RunningBroker) -> Starlette:
     return assemble(view, loop_monitor, disk_monitor(service.settings), context)
 
 
-def authenticating(app: ASGIApp, settings: Settings, running: Callable[[], RunningBroker | None]) -> ASGIApp:
+def authenticating(
+    app: ASGIApp,
+    settings: Settings,
+    running: Callable[[], RunningBroker | None],
+    revocations: Callable[[], RevocationLists | None] = lambda: None,
+) -> ASGIApp:
     """Return an application behind the authentication of the HTTP listener with these settings. `running`: returns the
-    broker, None before it has started. Raises `ConfigError`."""
+    broker, None before it has started. `revocations`: returns the revocation lists of certificates. Raises
+    `ConfigError`."""
 
     def log_ins() -> LogInService | None:
         broker = running()
@@ -48,7 +55,8 @@ def authenticating(app: ASGIApp, settings: Settings, running: Callable[[], Runni
     if settings.http_security.is_authenticated:
         return BasicAuthentication(app, log_ins)
     if has_certificate_users(settings.http_security, settings.ssl_client_auth):
-        return CertificateAuthentication(app, MappingRules(settings.ssl_principal_mapping_rules))
+        rules = MappingRules(settings.ssl_principal_mapping_rules)
+        return CertificateAuthentication(app, rules, revocations)
     return app
 
 

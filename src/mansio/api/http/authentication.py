@@ -29,6 +29,7 @@ from mansio.errors import (
 )
 from mansio.state.authentication.basic import CHALLENGE
 from mansio.state.authentication.certificate_names import InvalidSubject, user_of_certificate
+from mansio.state.authentication.der import InvalidDer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.services.log_ins import LogInService
     from mansio.state.authentication.certificate_names import MappingRules
+    from mansio.state.authentication.revocation import RevocationLists
 
 OPEN_PATHS: Final = (("health", "live"), ("health", "ready"))
 EVENT_STREAM: Final = b"text/event-stream"
@@ -101,18 +103,27 @@ class BasicAuthentication:
 
 class CertificateAuthentication:
     """ASGI application that passes requests on to another one with the user of the client's certificate, which the TLS
-    connection has verified."""
+    connection has verified. `revocations`: returns the revocation lists: a connection may be older than they."""
 
-    def __init__(self, app: ASGIApp, rules: MappingRules) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: MappingRules,
+        revocations: Callable[[], RevocationLists | None] = lambda: None,
+    ) -> None:
         self._app = app
         self._rules = rules
+        self._revocations = revocations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         certificate = scope.get(CLIENT_CERTIFICATE)
         if scope["type"] == "http" and certificate is not None:
             try:
+                revocations = self._revocations()
+                if revocations is not None and revocations.is_revoked(certificate):
+                    raise InvalidSubject("the certificate was revoked")
                 scope[_SESSION] = ClientSession(user_of_certificate(certificate, self._rules))
-            except InvalidSubject as error:
+            except (InvalidSubject, InvalidDer) as error:
                 failure = SaslAuthenticationFailed(str(error))
                 await _answer(failure, Request(scope), scope, receive, send)
                 return

@@ -179,9 +179,6 @@ class TlsHandshakes(Protocol):
     @property
     def failed(self) -> Mapping[FailureReason, int]: ...
 
-    @property
-    def waiting_count(self) -> int: ...
-
 
 class KafkaListener(Protocol):
     """State of the Kafka listeners that metrics show."""
@@ -200,6 +197,12 @@ class KafkaListener(Protocol):
 
     @property
     def acceptors(self) -> Sequence[TlsHandshakes]: ...
+
+    @property
+    def waiting_handshake_count(self) -> int: ...
+
+    @property
+    def throttled_connection_count(self) -> int: ...
 
     @property
     def connection_count(self) -> int: ...

@@ -132,8 +132,8 @@ def _tls_handshakes(broker: RunningBroker) -> Iterator[Measurement]:
         left_s = certificates.server_context.expires_s - broker.services.clock.wall_ms() / 1000
         meaning = "Time until the certificate of the listeners expires; negative afterwards."
         yield _gauge("tls_certificate_expiry_seconds", meaning, left_s)
-    meaning = "Kafka connections that wait for their TLS handshake."
-    yield _gauge("waiting_tls_handshakes", meaning, sum(each.waiting_count for each in acceptors))
+    meaning = "Connections of all listeners that wait for their TLS handshake, but for gRPC."
+    yield _gauge("waiting_tls_handshakes", meaning, broker.server.waiting_handshake_count)
 
 
 def _groups(broker: RunningBroker) -> Iterator[Measurement]:
@@ -211,6 +211,8 @@ def _verification(broker: RunningBroker) -> Iterator[Measurement]:
 
 
 def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
+    meaning = "New connections closed because their address exceeds connection_creation_rate."
+    yield _counter("connections_throttled", meaning, broker.server.throttled_connection_count)
     counts = broker.services.quotas.counters
     for api, answers, paused_ms in (
         ("produce", counts.produce_throttled, counts.produce_throttled_ms),

@@ -1,12 +1,13 @@
-"""Quota service: rate quotas of clients, stored in the metadata store and enforced by throttling (KIP-13).
+"""Quota service: rate quotas of clients, stored in the metadata store and enforced by throttling (KIP-13), and rates at
+which addresses may create connections (KIP-612).
 
 Each broker of a cluster enforces a quota for itself, as in Kafka: a client may use the whole rate on every broker. A
 request that exceeds the quota is answered at once with the time for which its client must pause (`throttle_time_ms`),
 and its connection is not read for that time (KIP-219). Changes of topics that exceed the quota are refused where the
 client knows the error (KIP-599).
 
-Owns the effective rates (`QuotaService.active`) and the throttle counters. The quotas are keys of the metadata store
-and are read through `MetadataImage`.
+Owns the effective rates (`QuotaService.active`, `QuotaService.connection_rates`) and the throttle counters. The quotas
+are keys of the metadata store and are read through `MetadataImage`.
 
 Invariants:
 * `active` is None while there is no quota of bytes, so that produce and fetch need only one comparison.
@@ -21,6 +22,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -30,7 +32,9 @@ from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyV
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
+from mansio.state.connection_rates import ConnectionRates
 from mansio.state.quota import (
+    CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
@@ -53,7 +57,7 @@ logger = logging.getLogger(__name__)
 USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
-ENTITY_FIELDS: Final = {USER: "user", CLIENT_ID: "client_id"}
+ENTITY_FIELDS: Final = {USER: "user", CLIENT_ID: "client_id", IP: "ip"}
 """Types of entities that can have quotas: Kafka's name, and the field of `QuotaEntity`."""
 
 ENTITIES_MAX: Final = 10_000
@@ -72,7 +76,6 @@ BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 QUOTA_NAMES: Final = (*BYTE_RATES, CONTROLLER_MUTATION_RATE)
 UNSUPPORTED_QUOTA_REASONS: Final = {
     "request_percentage": "all requests are served by one event loop, so there is no thread time to divide",
-    "connection_creation_rate": "connections are limited by number (max_connections), not by rate",
 }
 """Quotas of Kafka that Mansio does not support, with the reason."""
 
@@ -184,6 +187,7 @@ class QuotaService:
         "_stopped",
         "_store",
         "active",
+        "connection_rates",
         "counters",
     )
 
@@ -209,20 +213,24 @@ class QuotaService:
         self._mutations: RateLimiter | None = (
             None  # apart from `active`: no reason to measure what is produced
         )
+        self.connection_rates: ConnectionRates | None = None
+        """Rates of new connections by address; None while there is no such quota."""
         state.on_quota_change(self._refresh)
         self._refresh()
 
     @property
     def bucket_count(self) -> int:
-        """Number of token buckets: one for each recently active client and each limited direction."""
-        active, mutations = self.active, self._mutations
-        count = 0 if active is None else len(active.producers) + len(active.consumers)
-        return count if mutations is None else count + len(mutations)
+        """Number of token buckets: one for each recently active client and each limited direction, and one for each
+        address that has connected recently."""
+        active = self.active
+        limiters = () if active is None else (active.producers, active.consumers)
+        return sum(map(len, (*limiters, *filter(None, (self._mutations, self.connection_rates)))))
 
     def stop(self) -> None:
         """End all throttling, because the broker is stopping and waiting requests shall be answered soon."""
         self._stopped = True
         self.active = self._mutations = None
+        self.connection_rates = None
 
     def mutation_quota(self, user: str, client_id: str | None, *, is_strict: bool) -> MutationQuota | None:
         """Return the quota of one request that changes topics; None if there is no such quota. Pass it to
@@ -294,6 +302,7 @@ class QuotaService:
             check_entity(entity)
         for name, value in changes.items():
             if value is not None:
+                _check_kind(entity, name)
                 _check_value(name, value)
         key = f"{self._state.keys.quotas}{_key(entity)}"
         for _ in range(CONFLICT_ATTEMPTS_MAX):
@@ -322,7 +331,21 @@ class QuotaService:
         await self._state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded
 
+    def _refresh_connection_rates(self) -> None:
+        rates: dict[EntityName, float] = {
+            entity.ip: values[CONNECTION_CREATION_RATE]
+            for entity, values in self.list_quotas()
+            if entity.ip is not NonLiteralName.ABSENT and CONNECTION_CREATION_RATE in values
+        }
+        if self._stopped or not rates:
+            self.connection_rates = None
+            return
+        if self.connection_rates is None:
+            self.connection_rates = ConnectionRates(burst_ms=self._burst_ms)
+        self.connection_rates.set_rates(rates)
+
     def _refresh(self) -> None:
+        self._refresh_connection_rates()
         rates: dict[str, dict[QuotaEntity, float]] = {name: {} for name in QUOTA_NAMES}
         for entity, values in self.list_quotas():
             for name in QUOTA_NAMES:
@@ -349,8 +372,8 @@ def _check_filters(filters: Sequence[QuotaFilter]) -> None:
     for kind in kinds:
         if kind == "":
             raise InvalidRequest("a filter names no type of entity")
-        if kind not in ENTITY_FIELDS and kind != IP:
-            raise UnsupportedVersion(f"{kind!r}: quotas are for user and client-id")
+        if kind not in ENTITY_FIELDS:
+            raise UnsupportedVersion(f"{kind!r}: quotas are for user and client-id, or ip")
     if len(set(kinds)) != len(kinds):
         raise InvalidRequest("a filter names a type of entity more than once")
     if IP in kinds and len(kinds) > 1:
@@ -364,8 +387,6 @@ def _check_filters(filters: Sequence[QuotaFilter]) -> None:
 
 def _matches(entity: QuotaEntity, filters: Sequence[QuotaFilter], *, strict: bool) -> bool:
     for each in filters:
-        if each.kind == IP:
-            return False
         name: EntityName = getattr(entity, ENTITY_FIELDS[each.kind])
         if name is NonLiteralName.ABSENT:
             return False
@@ -384,15 +405,13 @@ def _entity_identity(alteration: QuotaAlteration) -> tuple[tuple[str, str], ...]
 def _named_entity(components: Sequence[tuple[str, str | None]]) -> QuotaEntity:
     names: dict[str, EntityName] = {}
     for kind, name in components:
-        if kind == IP:
-            raise InvalidRequest("quotas by ip limit new connections by rate, which is not offered")
         if kind not in ENTITY_FIELDS:
-            raise InvalidRequest(f"{kind!r}: quotas are for user and client-id")
+            raise InvalidRequest(f"{kind!r}: quotas are for user and client-id, or ip")
         if ENTITY_FIELDS[kind] in names:
             raise InvalidRequest(f"{kind} is named twice in one entity")
         names[ENTITY_FIELDS[kind]] = NonLiteralName.DEFAULT if name is None else name
     if not names:
-        raise InvalidRequest("an entity needs a user, a client-id, or both")
+        raise InvalidRequest("an entity needs a user, a client-id, or both; or an ip")
     return QuotaEntity(**names)
 
 
@@ -401,10 +420,28 @@ def check_entity(entity: QuotaEntity) -> None:
     for name in entity:
         if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
             raise InvalidRequest(f"a name of a quota has 1 to {NAME_CHARACTERS_MAX} characters")
+    if entity.ip is NonLiteralName.ABSENT:
+        return
+    if entity != QuotaEntity(ip=entity.ip):
+        raise InvalidRequest("ip cannot be combined with other types of entities")
+    if isinstance(entity.ip, str):
+        try:
+            ip_address(entity.ip)
+        except ValueError:
+            raise InvalidRequest(f"ip: {entity.ip!r} is not an IPv4 or IPv6 address") from None
+
+
+def _check_kind(entity: QuotaEntity, name: str) -> None:
+    """Raise `InvalidRequest` if a quota is not one of this type of entity."""
+    is_of_address = entity.ip is not NonLiteralName.ABSENT
+    if is_of_address and name != CONNECTION_CREATION_RATE:
+        raise InvalidRequest(f"{name}: the only quota of an ip is {CONNECTION_CREATION_RATE}")
+    if name == CONNECTION_CREATION_RATE and not is_of_address:
+        raise InvalidRequest(f"{name} is a quota of an ip")
 
 
 def _check_value(name: str, value: float) -> None:
-    if name not in QUOTA_NAMES:
+    if name not in QUOTA_NAMES and name != CONNECTION_CREATION_RATE:
         why = UNSUPPORTED_QUOTA_REASONS.get(name)
         raise InvalidRequest(f"{name} is not offered: {why}" if why else f"{name}: no such quota")
     if name == CONTROLLER_MUTATION_RATE:
@@ -413,7 +450,8 @@ def _check_value(name: str, value: float) -> None:
                 f"{name}: {value} is not a number of partitions per second, {MUTATION_RATE_MIN} or more"
             )
     elif not (math.isfinite(value) and 1 <= value <= RATE_MAX and value == int(value)):
-        raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
+        unit = "connections" if name == CONNECTION_CREATION_RATE else "bytes"
+        raise InvalidRequest(f"{name}: {value} is not a whole number of {unit} per second, 1 or more")
 
 
 def _format_values(values: Mapping[str, float]) -> str:
@@ -443,4 +481,4 @@ def _decode_entity(document: Mapping[str, Any]) -> QuotaEntity:
             return NonLiteralName.ABSENT
         return NonLiteralName.DEFAULT if document[kind] is None else str(document[kind])
 
-    return QuotaEntity(name("user"), name("client_id"))
+    return QuotaEntity(name("user"), name("client_id"), name("ip"))

@@ -1,8 +1,9 @@
-"""`mansio quota`: list, set, delete rate quotas of clients.
+"""`mansio quota`: list, set, delete quotas: rates of clients, and rates of new connections of addresses.
 
 Invariants:
 * All commands select the entity of a quota with the same options: `--client ID` or `--default-client`, `--user NAME` or
-  `--default-user`, or one of each pair. A default applies to all clients or users without a quota of their own.
+  `--default-user`, or one of each pair; or `--ip ADDRESS` or `--default-ip`. A default applies to all clients, users or
+  addresses without a quota of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mansio.client.admin.quotas import DefaultEntity, Quota
 
 app = typer.Typer(
-    no_args_is_help=True, help="Limit the rates at which clients write, read, and change topics."
+    no_args_is_help=True, help="Limit the rates at which clients write, read, change topics, and connect."
 )
 
 ClientOption = Annotated[
@@ -41,26 +42,43 @@ UserOption = Annotated[
 DefaultUserOption = Annotated[
     bool, typer.Option("--default-user", help="Every user without a quota of their own, individually.")
 ]
+IpOption = Annotated[
+    str | None,
+    typer.Option("--ip", metavar="ADDRESS", help="An address; of an IPv6 address, its first 64 bits count."),
+]
+DefaultIpOption = Annotated[
+    bool, typer.Option("--default-ip", help="Every address without a quota of its own, individually.")
+]
 
 PRODUCER_BYTE_RATE = "producer_byte_rate"
 CONSUMER_BYTE_RATE = "consumer_byte_rate"
 CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
-QUOTA_COLUMNS = ("user", "client", PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONTROLLER_MUTATION_RATE)
+CONNECTION_CREATION_RATE = "connection_creation_rate"
+QUOTA_COLUMNS = (
+    "user",
+    "client",
+    "ip",
+    PRODUCER_BYTE_RATE,
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    CONNECTION_CREATION_RATE,
+)
 MUTATION_RATE_MIN = 0.001
 
 
 @app.callback()
 def command_group() -> None:
-    """Limit the rates at which clients write, read, and change topics."""
+    """Limit the rates at which clients write, read, change topics, and connect."""
 
 
 @app.command("list")
 def list_quotas(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """List the quotas, in bytes or partitions per second.
+    """List the quotas, in bytes, partitions or new connections per second.
 
-    A default client or user is "(default)" in the table, and `default_user` or `default_client` in JSON.
+    A default user, client or address is "(default)" in the table, and `default_user`, `default_client` or `default_ip`
+    in JSON.
     """
 
     async def work() -> list[Quota]:
@@ -76,14 +94,17 @@ def _row(quota: Quota, *, names_only: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "user": _entity_name(quota.user, names_only=names_only),
         "client": _entity_name(quota.client_id, names_only=names_only),
-        PRODUCER_BYTE_RATE: _byte_rate(quota.values.get(PRODUCER_BYTE_RATE)),
-        CONSUMER_BYTE_RATE: _byte_rate(quota.values.get(CONSUMER_BYTE_RATE)),
+        "ip": _entity_name(quota.ip, names_only=names_only),
+        PRODUCER_BYTE_RATE: _rate(quota.values.get(PRODUCER_BYTE_RATE)),
+        CONSUMER_BYTE_RATE: _rate(quota.values.get(CONSUMER_BYTE_RATE)),
         CONTROLLER_MUTATION_RATE: quota.values.get(CONTROLLER_MUTATION_RATE),
+        CONNECTION_CREATION_RATE: _rate(quota.values.get(CONNECTION_CREATION_RATE)),
     }
     if names_only:
         row |= {
             "default_user": not isinstance(quota.user, str | None),
             "default_client": not isinstance(quota.client_id, str | None),
+            "default_ip": not isinstance(quota.ip, str | None),
         }
     return row
 
@@ -94,7 +115,7 @@ def _entity_name(name: str | DefaultEntity | None, *, names_only: bool) -> str |
     return None if names_only else "(default)"
 
 
-def _byte_rate(value: float | None) -> int | None:
+def _rate(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
@@ -104,6 +125,8 @@ def set_quota(
     default_client: DefaultClientOption = False,
     user: UserOption = None,
     default_user: DefaultUserOption = False,
+    ip: IpOption = None,
+    default_ip: DefaultIpOption = False,
     producer_byte_rate: Annotated[
         int | None,
         typer.Option(
@@ -133,18 +156,34 @@ def set_quota(
             help="Partitions that it may create and delete per second.",
         ),
     ] = None,
+    connection_creation_rate: Annotated[
+        int | None,
+        typer.Option(
+            "--connection-creation-rate",
+            min=1,
+            metavar="CONNECTIONS",
+            help="Connections that an address may create per second.",
+        ),
+    ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Set quotas; other quotas are not changed."""
-    entity = _entity(client, user, default_client=default_client, default_user=default_user)
+    entity = _entity(
+        client, user, ip, default_client=default_client, default_user=default_user, default_ip=default_ip
+    )
     given = {
         PRODUCER_BYTE_RATE: producer_byte_rate,
         CONSUMER_BYTE_RATE: consumer_byte_rate,
         CONTROLLER_MUTATION_RATE: controller_mutation_rate,
+        CONNECTION_CREATION_RATE: connection_creation_rate,
     }
     values = {name: value for name, value in given.items() if value is not None}
     if not values:
-        usage_error("give --producer-byte-rate, --consumer-byte-rate or --controller-mutation-rate", "set")
+        usage_error(
+            "give --producer-byte-rate, --consumer-byte-rate or --controller-mutation-rate; "
+            "of an address --connection-creation-rate",
+            "set",
+        )
 
     async def work() -> None:
         async with connect(bootstrap_servers) as connected:
@@ -159,10 +198,14 @@ def delete(
     default_client: DefaultClientOption = False,
     user: UserOption = None,
     default_user: DefaultUserOption = False,
+    ip: IpOption = None,
+    default_ip: DefaultIpOption = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete all quotas of a client, a user, or a default."""
-    entity = _entity(client, user, default_client=default_client, default_user=default_user)
+    """Delete all quotas of a client, a user, an address, or a default."""
+    entity = _entity(
+        client, user, ip, default_client=default_client, default_user=default_user, default_ip=default_ip
+    )
 
     async def work() -> None:
         async with connect(bootstrap_servers) as connected:
@@ -172,7 +215,13 @@ def delete(
 
 
 def _entity(
-    client: str | None, user: str | None, *, default_client: bool, default_user: bool
+    client: str | None,
+    user: str | None,
+    ip: str | None,
+    *,
+    default_client: bool,
+    default_user: bool,
+    default_ip: bool,
 ) -> dict[str, Any]:
     from mansio.client.admin.quotas import DEFAULT_ENTITY
 
@@ -180,10 +229,15 @@ def _entity(
         usage_error("give either --client or --default-client", "--default-client")
     if user is not None and default_user:
         usage_error("give either --user or --default-user", "--default-user")
+    if ip is not None and default_ip:
+        usage_error("give either --ip or --default-ip", "--default-ip")
     entity = {
         "client_id": DEFAULT_ENTITY if default_client else client,
         "user": DEFAULT_ENTITY if default_user else user,
+        "ip": DEFAULT_ENTITY if default_ip else ip,
     }
-    if entity == {"client_id": None, "user": None}:
-        usage_error("give --client, --default-client, --user or --default-user", "--client")
+    if all(name is None for name in entity.values()):
+        usage_error(
+            "give --client, --default-client, --user, --default-user, --ip or --default-ip", "--client"
+        )
     return entity

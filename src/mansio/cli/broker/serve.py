@@ -269,8 +269,10 @@ def _http_server(broker: Broker, view: ServiceStats, address: Address) -> HttpSe
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock(), context.loop_holds)
     disk = disk_monitor(settings)
     view.use_disk_warnings(lambda: [Problem(reason, detail) for reason, detail in disk.warnings()])
-    app = authenticating(assemble(view, watch, disk, context), settings, view.running)
-    return HttpServer(app, *address, broker.tls_context(settings.http_security))
+    app = authenticating(assemble(view, watch, disk, context), settings, view.running, broker.revocations)
+    return HttpServer(
+        app, *address, broker.tls_context(settings.http_security), broker.handshakes, broker.throttle
+    )
 
 
 async def _start_servers(
@@ -288,7 +290,13 @@ async def _start_servers(
         endpoint = SqsEndpoint(broker.service, settings, broker.clients)
         wanted["sqs"] = (
             address,
-            HttpServer(endpoint.app, *address, broker.tls_context(settings.sqs_security)),
+            HttpServer(
+                endpoint.app,
+                *address,
+                broker.tls_context(settings.sqs_security),
+                broker.handshakes,
+                broker.throttle,
+            ),
         )
     if (address := settings.grpc_address) is not None:
         from mansio.api.grpc.server import GrpcServer

@@ -1,8 +1,9 @@
-"""Client quotas: rates of produce and fetch, and of changes of topics (KIP-546); available as `client.admin.quotas`.
+"""Client quotas: rates of produce and fetch, and of changes of topics (KIP-546), and of new connections of addresses
+(KIP-612); available as `client.admin.quotas`.
 
-A quota applies to an entity: a user, a client id, or a client id of a user. As `user` or `client_id`, `DEFAULT_ENTITY`
-stands for every name that has no quota of its own; the quota then applies to each of them separately. None means that
-the entity has no user or no client id.
+A quota applies to an entity: a user, a client id, a client id of a user, or an address. As `user`, `client_id` or `ip`,
+`DEFAULT_ENTITY` stands for every name that has no quota of its own; the quota then applies to each of them separately.
+None means that the entity has no user, no client id or no address.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Entity types of Kafka's protocol.
 USER_ENTITY: Final = "user"
 CLIENT_ID_ENTITY: Final = "client-id"
+IP_ENTITY: Final = "ip"
 
 
 class DefaultEntity(Enum):
@@ -39,11 +41,13 @@ DEFAULT_ENTITY: Final = DefaultEntity.DEFAULT
 @dataclass(frozen=True, slots=True)
 class Quota:
     """The quotas of one entity. `values` has rates by Kafka's names: `producer_byte_rate` and `consumer_byte_rate` in
-    bytes per second, `controller_mutation_rate` in created and deleted partitions per second."""
+    bytes per second, `controller_mutation_rate` in created and deleted partitions per second, and of an address
+    `connection_creation_rate` in connections per second."""
 
     user: str | DefaultEntity | None
     client_id: str | DefaultEntity | None
     values: Mapping[str, float]
+    ip: str | DefaultEntity | None = None
 
 
 class QuotaAdmin:
@@ -66,6 +70,7 @@ class QuotaAdmin:
         *,
         user: str | DefaultEntity | None = None,
         client_id: str | DefaultEntity | None = None,
+        ip: str | DefaultEntity | None = None,
         values: Mapping[str, float | None],
         validate_only: bool = False,
     ) -> None:
@@ -73,7 +78,7 @@ class QuotaAdmin:
         are not changed. Raises `InvalidRequest`."""
         entity = [
             {"entity_type": kind, "entity_name": None if name is DEFAULT_ENTITY else name}
-            for kind, name in ((USER_ENTITY, user), (CLIENT_ID_ENTITY, client_id))
+            for kind, name in ((USER_ENTITY, user), (CLIENT_ID_ENTITY, client_id), (IP_ENTITY, ip))
             if name is not None
         ]
         changes = [
@@ -89,12 +94,17 @@ class QuotaAdmin:
         await self._cluster.request_controller(ApiKey.ALTER_CLIENT_QUOTAS, fields, check=check)
 
     async def delete(
-        self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None
+        self,
+        *,
+        user: str | DefaultEntity | None = None,
+        client_id: str | DefaultEntity | None = None,
+        ip: str | DefaultEntity | None = None,
     ) -> None:
         """Remove all quotas of an entity. Raises `InvalidRequest` if the entity has no quota."""
         for quota in await self.list():
-            if (quota.user, quota.client_id) == (user, client_id):
-                await self.set(user=user, client_id=client_id, values=dict.fromkeys(quota.values))
+            if (quota.user, quota.client_id, quota.ip) == (user, client_id, ip):
+                values = dict.fromkeys(quota.values)
+                await self.set(user=user, client_id=client_id, ip=ip, values=values)
                 return
         raise InvalidRequest("there are no quotas for this entity")
 
@@ -105,5 +115,8 @@ def _quota(entry: Any) -> Quota:
         for part in entry.entity
     }
     return Quota(
-        names.get(USER_ENTITY), names.get(CLIENT_ID_ENTITY), {one.key: one.value for one in entry.values}
+        names.get(USER_ENTITY),
+        names.get(CLIENT_ID_ENTITY),
+        {one.key: one.value for one in entry.values},
+        names.get(IP_ENTITY),
     )

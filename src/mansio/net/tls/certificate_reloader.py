@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from mansio.net.tls.contexts import TlsFiles
     from mansio.ports import Background, Scheduler, Timer
+    from mansio.state.authentication.revocation import RevocationLists
 
     Stamps = tuple[tuple[int, int, int] | None, ...]
     """Modification time, size and inode of each file; None for one that cannot be read."""
@@ -63,6 +64,8 @@ class CertificateReloader:
         self._note_digest()
         self._failure = ""
         """Why the files could not be used when they were last read; empty if they could."""
+        self._expired_lists: RevocationLists | None = None
+        """The lists whose expiry was logged."""
         self._is_loading = False
         self._is_requested = False
         self._is_stopped = False
@@ -93,6 +96,11 @@ class CertificateReloader:
         return self._contexts.server
 
     @property
+    def revocations(self) -> RevocationLists | None:
+        """The revocation lists; None if there are none."""
+        return self._contexts.server.revocations
+
+    @property
     def dialler_context(self) -> ssl.SSLContext:
         """The context for new connections to other brokers."""
         assert self._contexts.dialler is not None, "made for a broker that does not connect to others"
@@ -121,6 +129,7 @@ class CertificateReloader:
         """Read the files again if they have changed, or if they could not be used before."""
         if self._is_loading or self._is_stopped:
             return
+        self._warn_of_expired_lists()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,6 +141,16 @@ class CertificateReloader:
             self._on_loaded(result, error, is_requested=is_requested)
 
         self._thread.submit(lambda: _load_changed(self._files, before, dials=self._dials), loaded)
+
+    def _warn_of_expired_lists(self) -> None:
+        """Log once that a revocation list in use has expired, so that no certificate of its authority is accepted."""
+        revocations = self.revocations
+        if revocations is None or revocations is self._expired_lists or revocations.expires_s is None:
+            return
+        if revocations.expires_s < time.time():
+            self._expired_lists = revocations
+            effect = "new connections with certificates of its authority are refused"
+            logger.error("tls_revocation_list_expired", extra=fields(file=self._files.crl, effect=effect))
 
     def _on_loaded(
         self,

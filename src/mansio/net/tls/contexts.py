@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import binascii
 import logging
 import os
 import re
@@ -25,6 +26,8 @@ from typing import Final, NamedTuple
 
 from mansio.errors import ConfigError
 from mansio.logs import fields
+from mansio.state.authentication.der import InvalidDer
+from mansio.state.authentication.revocation import RevocationLists, read_revocation_list
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ TLS_1_2_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:!aNULL:!PSK:!SRP"
 """Cipher suites of TLS 1.2: forward secrecy and authenticated encryption (RFC 9325). Those of TLS 1.3 are OpenSSL's."""
 
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
+_REVOCATION_LIST: Final = re.compile(r"-----BEGIN X509 CRL-----([^-]+)-----END X509 CRL-----")
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 _HANDSHAKE_STEPS_MAX: Final = 8
@@ -66,11 +70,13 @@ class TlsFiles:
     ca: str = ""
     """Certificates of the authorities whose certificates clients and brokers accept, and clients present."""
     client_authentication: ClientAuthentication = ClientAuthentication.NONE
+    crl: str = ""
+    """Revocation lists of the authorities in `ca` that issue certificates of clients and brokers."""
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of the files that there are."""
-        return tuple(path for path in (self.certificate, self.key, self.ca) if path)
+        return tuple(path for path in (self.certificate, self.key, self.ca, self.crl) if path)
 
 
 class ServerContext(NamedTuple):
@@ -83,6 +89,8 @@ class ServerContext(NamedTuple):
     expires_s: int
     """Seconds since the epoch at which the certificate begins to be valid, and at which it expires."""
     certificate_sha256: bytes
+    revocations: RevocationLists | None
+    """The revocation lists; None if there are none."""
 
     def expires_soon(self, now_s: float) -> bool:
         """Whether the certificate should have been renewed: it expires within `EXPIRES_SOON_S`, or within a quarter of
@@ -121,6 +129,7 @@ def load_server_context(files: TlsFiles) -> ServerContext:
     if files.client_authentication is not ClientAuthentication.NONE and not files.ca:
         raise ConfigError(f"client certificates are {files.client_authentication}, but no CA file is given")
     authorities = _read_certificates(files.ca) if files.ca else []
+    revocations = _read_revocation_lists(files.crl) if files.crl else None
     context = _new_context(ssl.PROTOCOL_TLS_SERVER)
     own = _load_own_certificate(context, files.certificate, files.key)
     peer = _check_as_server(context, files, own, authorities)
@@ -129,6 +138,7 @@ def load_server_context(files: TlsFiles) -> ServerContext:
         context_for_log_ins = _new_context(ssl.PROTOCOL_TLS_SERVER)
         _load_own_certificate(context_for_log_ins, files.certificate, files.key)
         _trust(context, authorities, files.ca)
+        _check_revocations(context, files.crl)
         context.num_tickets = 0
         context.sslobject_class = _CheckedSession
         is_required = files.client_authentication is ClientAuthentication.REQUIRED
@@ -139,7 +149,9 @@ def load_server_context(files: TlsFiles) -> ServerContext:
     begins_s, expires_s = (
         ssl.cert_time_to_seconds(str(fields_of_it[name])) for name in ("notBefore", "notAfter")
     )
-    return ServerContext(context, context_for_log_ins, begins_s, expires_s, sha256(certificate).digest())
+    return ServerContext(
+        context, context_for_log_ins, begins_s, expires_s, sha256(certificate).digest(), revocations
+    )
 
 
 def load_client_context(
@@ -184,8 +196,11 @@ def load_dialler_context(files: TlsFiles) -> ssl.SSLContext:
     Raises `ConfigError` as `load_client_context` does, also for a certificate that is not for clients.
     """
     if files.client_authentication is ClientAuthentication.NONE:
-        return load_client_context(files.ca)
-    return load_client_context(files.ca, files.certificate, files.key)
+        context = load_client_context(files.ca)
+    else:
+        context = load_client_context(files.ca, files.certificate, files.key)
+    _check_revocations(context, files.crl)
+    return context
 
 
 def _new_context(protocol: int) -> ssl.SSLContext:
@@ -215,6 +230,38 @@ def _read_certificates(path: str) -> list[str]:
     if not certificates:
         raise ConfigError(f"{path} contains no certificate in PEM format")
     return certificates
+
+
+def _read_revocation_lists(path: str) -> RevocationLists:
+    """Read the lists in a PEM file. Raises `ConfigError`, also for a list that has expired: OpenSSL would refuse every
+    certificate of its authority."""
+    lists = []
+    for encoded in _REVOCATION_LIST.findall(_read(path)):
+        try:
+            lists.append(read_revocation_list(binascii.a2b_base64(encoded)))
+        except (InvalidDer, binascii.Error) as error:
+            raise ConfigError(f"{path} contains a revocation list that cannot be read: {error}") from None
+    if not lists:
+        raise ConfigError(f"{path} contains no revocation list in PEM format")
+    revocations = RevocationLists(lists)
+    if revocations.expires_s is not None and revocations.expires_s < time.time():
+        raise ConfigError(f"a revocation list in {path} has expired")
+    return revocations
+
+
+def _check_revocations(context: ssl.SSLContext, path: str) -> None:
+    """Let a context refuse certificates that the lists in a file name, and those of authorities without a list."""
+    if not path:
+        return
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{path} contains a revocation list that cannot be read: {_reason_of(error)}"
+        ) from None
+    except OSError as error:  # removed meanwhile
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _trust(context: ssl.SSLContext, certificates: list[str], path: str) -> None:

@@ -22,6 +22,9 @@ class FailureReason(StrEnum):
     NO_CERTIFICATE = "no_certificate"
     UNKNOWN_CA = "unknown_ca"
     EXPIRED = "expired"
+    REVOKED = "revoked"
+    REVOCATION_LIST = "revocation_list"
+    """No valid list of the authority that issued the certificate."""
     INVALID_CERTIFICATE = "invalid_certificate"
     REFUSED_BY_CLIENT = "refused_by_client"
     TIMEOUT = "timeout"
@@ -41,6 +44,9 @@ TIMED_OUT: Final = Failure(
     FailureReason.TIMEOUT, "the handshake was not complete in time, counted from the connection's arrival"
 )
 OVERLOADED: Final = Failure(FailureReason.OVERLOADED, "too many connections wait for their handshake")
+TOO_SLOW: Final = Failure(
+    FailureReason.OVERLOADED, "the handshake took longer than other connections could wait"
+)
 DISCONNECTED: Final = Failure(FailureReason.DISCONNECTED, "the client closed the connection")
 
 _PLAINTEXT: Final = "the client does not use TLS"
@@ -62,6 +68,8 @@ _REASONS: Final = {
 _VERIFICATIONS: Final = {
     **dict.fromkeys((2, 18, 19, 20, 21), FailureReason.UNKNOWN_CA),
     10: FailureReason.EXPIRED,
+    23: FailureReason.REVOKED,
+    **dict.fromkeys((3, 8, 11, 12), FailureReason.REVOCATION_LIST),
 }
 """Result of OpenSSL's verification (X509_V_ERR_*) -> reason."""
 

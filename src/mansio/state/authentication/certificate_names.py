@@ -24,10 +24,21 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import ConfigError, InvalidRegularExpression, MansioError
+from mansio.state.authentication.der import (
+    OBJECT_IDENTIFIER,
+    SEQUENCE,
+    SET,
+    InvalidDer,
+    elements,
+    expect,
+    only,
+)
 from mansio.state.authentication.group_pattern import GroupPattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from mansio.state.authentication.der import Element
 
 SUBJECT_BYTES_MAX: Final = 4_096
 SUBJECT_CHARACTERS_MAX: Final = 1_024
@@ -37,7 +48,6 @@ NUMBER_BYTES_MAX: Final = 64
 RULES_MAX: Final = 32
 DEFAULT_RULES: Final = "DEFAULT"
 
-_OBJECT_IDENTIFIER, _SEQUENCE, _SET = 0x06, 0x30, 0x31
 _VERSION: Final = 0xA0
 _UTF_8, _PRINTABLE, _T61, _IA5, _GENERAL, _BMP = 0x0C, 0x13, 0x14, 0x16, 0x1B, 0x1E
 _FIELDS: Final = ("serialNumber", "signature", "issuer", "validity", "subject")
@@ -73,14 +83,6 @@ _REPLACEMENT_PART: Final = re.compile(
 
 class InvalidSubject(MansioError):
     """The subject of the certificate cannot be used as a name."""
-
-
-class _Element(NamedTuple):
-    """An element of DER: its tag, its content, and all of its bytes."""
-
-    tag: int
-    content: bytes
-    encoded: bytes
 
 
 class MappingRules:
@@ -182,8 +184,11 @@ def _parse_replacement(text: str, group_count: int) -> Iterator[str | int]:
 
 def read_subject(certificate: bytes) -> bytes:
     """Return the subject of a certificate, both in DER. Raises `InvalidSubject`."""
-    signed = next(_elements(_expect(_only(certificate), _SEQUENCE)), None)
-    fields = [] if signed is None else list(_elements(_expect(signed, _SEQUENCE)))
+    try:
+        signed = next(elements(expect(only(certificate), SEQUENCE)), None)
+        fields = [] if signed is None else list(elements(expect(signed, SEQUENCE)))
+    except InvalidDer as error:
+        raise InvalidSubject(f"the certificate has {error.message}") from None
     if fields and fields[0].tag == _VERSION:
         del fields[0]
     if len(fields) < len(_FIELDS):
@@ -195,18 +200,21 @@ def print_subject(subject: bytes) -> str:
     """Return a subject in DER as Java prints it; empty for one without attributes. Raises `InvalidSubject`."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise InvalidSubject(f"the subject has more than {SUBJECT_BYTES_MAX} bytes")
-    names = [
-        "+".join(_print_attribute(attribute) for attribute in _elements(_expect(name, _SET)))
-        for name in _elements(_expect(_only(subject), _SEQUENCE))
-    ]
+    try:
+        names = [
+            "+".join(_print_attribute(attribute) for attribute in elements(expect(name, SET)))
+            for name in elements(expect(only(subject), SEQUENCE))
+        ]
+    except InvalidDer as error:
+        raise InvalidSubject(f"the subject of the certificate has {error.message}") from None
     return ",".join(reversed(names))
 
 
-def _print_attribute(attribute: _Element) -> str:
-    parts = list(_elements(_expect(attribute, _SEQUENCE)))
+def _print_attribute(attribute: Element) -> str:
+    parts = list(elements(expect(attribute, SEQUENCE)))
     if len(parts) != 2:
         raise InvalidSubject("an attribute of the subject has no type or no value")
-    number = _print_number(_expect(parts[0], _OBJECT_IDENTIFIER))
+    number = _print_number(expect(parts[0], OBJECT_IDENTIFIER))
     value = parts[1]
     keyword = _KEYWORDS.get(number)
     encoding = _ENCODINGS.get(value.tag)
@@ -238,39 +246,6 @@ def _print_number(content: bytes) -> str:
             numbers.append(0)
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:-1])))
-
-
-def _elements(content: bytes) -> Iterator[_Element]:
-    """Yield the elements of DER that follow each other."""
-    position = 0
-    while position < len(content):
-        start = position + 2
-        length = content[position + 1] if start <= len(content) else 0x80
-        if length >= 0x80:
-            start += length - 0x80
-            if not 0x81 <= length <= 0x83 or start > len(content):
-                raise InvalidSubject("the certificate is not valid DER")
-            length = int.from_bytes(content[position + 2 : start])
-        end = start + length
-        if end > len(content):
-            raise InvalidSubject("the certificate is not valid DER")
-        yield _Element(content[position], content[start:end], content[position:end])
-        position = end
-
-
-def _only(content: bytes) -> _Element:
-    """Return the element that makes up all of the content."""
-    elements = list(_elements(content))
-    if len(elements) != 1:
-        raise InvalidSubject("the certificate is not valid DER")
-    return elements[0]
-
-
-def _expect(element: _Element, tag: int) -> bytes:
-    """Return the content of an element that has this tag."""
-    if element.tag != tag:
-        raise InvalidSubject("the subject of the certificate has an unknown structure")
-    return element.content
 
 
 def _decode(content: bytes, encoding: str) -> str | None:

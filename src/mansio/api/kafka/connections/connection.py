@@ -115,6 +115,8 @@ class ConnectionOwner(Protocol):
 
     def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None: ...
 
+    def closes_new(self, connection: Connection, transport: asyncio.BaseTransport) -> bool: ...
+
     def on_connected(self, connection: Connection) -> None: ...
 
     def on_disconnected(self, connection: Connection) -> None: ...
@@ -221,6 +223,9 @@ class Connection(asyncio.BufferedProtocol):
     # Transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._server.closes_new(self, transport):
+            self.closed = True
+            return
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""

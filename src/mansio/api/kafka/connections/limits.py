@@ -25,6 +25,7 @@ AUTHENTICATION_FAILURES: Final = (
     "version",
     "timeout",
     "expired",
+    "revoked",
     "changed",
     "stale",
     "unavailable",
@@ -32,9 +33,9 @@ AUTHENTICATION_FAILURES: Final = (
     "too_many_wrong",
 )
 """Reasons for which an authentication fails, or its session ends: wrong credentials, a mechanism that is not offered,
-a request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, or
-the password was changed; this broker is cut off from the cluster (`stale`, `unavailable`); the password was not checked
-(`password_checks`)."""
+a request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, the
+certificate was revoked, or the password was changed; this broker is cut off from the cluster (`stale`, `unavailable`);
+the password was not checked (`password_checks`)."""
 
 
 class ServerLimits(NamedTuple):

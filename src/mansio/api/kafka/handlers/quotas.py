@@ -1,8 +1,8 @@
 """DescribeClientQuotas and AlterClientQuotas (KIP-546).
 
 Behavior: each entity of a request is changed or rejected on its own. `producer_byte_rate`, `consumer_byte_rate` and
-`controller_mutation_rate` are enforced; other keys are rejected with the reason. Entities are client ids, users, and
-client ids of users; quotas by address are not supported. Removing a key that is not set is no error, as in Kafka.
+`controller_mutation_rate` are enforced for client ids, users, and client ids of users, `connection_creation_rate` for
+addresses (KIP-612); other keys are rejected with the reason. Removing a key that is not set is no error, as in Kafka.
 
 Not obvious: a null name stands for the default of its entity type; a filter without components requests all quotas.
 """

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mansio.api.kafka.connections.connection import Connection
 from mansio.api.kafka.connections.limits import ServerCounters
@@ -39,8 +39,9 @@ from mansio.host.listening_sockets import listening_sockets
 from mansio.logs import fields
 from mansio.metadata.model import BrokerEndpoint
 from mansio.net.tls.acceptor import TlsAcceptor
+from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.state.authentication.certificate_names import InvalidSubject
-from mansio.state.handshake_admission import WAITING_MAX, HandshakeAdmission
+from mansio.state.authentication.der import InvalidDer
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
@@ -57,7 +58,9 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.addresses import Address
     from mansio.config.listeners import Listener, Listeners
+    from mansio.net.connection_throttle import ConnectionThrottle
     from mansio.ports import Clock, Timer
+    from mansio.state.authentication.revocation import RevocationLists
     from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
 
@@ -83,10 +86,6 @@ STALL_INTERVAL_MS = 100
 ACCEPT_BACKLOG = 1024
 """Accept queue of the kernel; connections beyond it wait for their SYN to be answered."""
 
-TLS_WAITING_MIN = 64
-"""Number of connections with TLS that may wait for their handshake even if few connections are allowed; otherwise a
-quarter of those, because each one holds a file descriptor."""
-
 DRAIN_POLL_S = 0.005
 """Interval at which `KafkaServer.stop` checks whether all requests are answered."""
 
@@ -101,9 +100,12 @@ class KafkaServer:
         loop: asyncio.AbstractEventLoop,
         intercept: Intercept | None = None,
         security: Mapping[str, ListenerSecurity] | None = None,
+        handshakes: HandshakeRunner | None = None,
+        throttle: ConnectionThrottle | None = None,
     ) -> None:
         """`intercept` returns a replacement of the function that starts a request, for a test broker. `security`: of
-        the listeners that have TLS or authenticate their clients, by name."""
+        the listeners that have TLS or authenticate their clients, by name. `handshakes`: runs the TLS handshakes of all
+        listeners of the broker. `throttle`: closes connections of addresses that connect too often."""
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
@@ -127,6 +129,8 @@ class KafkaServer:
         self._listening: list[asyncio.Server] = []
         self.acceptors: list[TlsAcceptor] = []
         """Acceptors of the connections with TLS."""
+        self._throttle = throttle
+        self._handshakes = handshakes or HandshakeRunner(loop)
         self._router = RequestRouter(service)
         self._connections: dict[
             Connection, None
@@ -137,6 +141,8 @@ class KafkaServer:
         """Responses in memory that peers have not accepted yet."""
         self._flush_due: list[Connection] = []
         self.memory = RequestMemoryPool[Connection](limits.queued_max_request_bytes)
+        self._checked_revocations: dict[str, RevocationLists | None] = {}
+        """Listener -> the revocation lists with which its connections were compared."""
         self._users_known_at = self.now
         """Monotonic time at which this broker last knew the present users."""
         self._sweep: Timer | None = None
@@ -173,9 +179,7 @@ class KafkaServer:
             security = self._security.get(listener.name, OPEN)
             accept = partial(self._new_connection, self.listeners[listener.name], security)
             if security.context is not None:
-                waiting_max = max(TLS_WAITING_MIN, self.limits.max_connections // 4)
-                admission = HandshakeAdmission[Any](waiting_max=min(waiting_max, WAITING_MAX))
-                acceptor = TlsAcceptor(self.loop, accept, security.context, admission=admission)
+                acceptor = TlsAcceptor(self.loop, accept, security.context, handshakes=self._handshakes)
                 acceptor.listen(sockets)
                 self.acceptors.append(acceptor)
                 continue
@@ -259,10 +263,27 @@ class KafkaServer:
         return self._draining
 
     @property
+    def throttled_connection_count(self) -> int:
+        """Number of connections of all listeners of the broker that were over the quota of their address."""
+        return 0 if self._throttle is None else self._throttle.throttled
+
+    @property
+    def waiting_handshake_count(self) -> int:
+        """Number of connections of all listeners of the broker that wait for their TLS handshake."""
+        return self._handshakes.waiting_count
+
+    @property
     def connection_count(self) -> int:
         return len(self._connections)
 
     # Connections
+
+    def closes_new(self, connection: Connection, transport: asyncio.BaseTransport) -> bool:
+        """Whether a new connection is closed because its address connects too often. One with TLS has passed the
+        throttle before its handshake."""
+        if self._throttle is None or self._security.get(connection.listener.name, OPEN).context is not None:
+            return False
+        return self._throttle.closes(transport)
 
     def on_connected(self, connection: Connection) -> None:
         limits = self.limits
@@ -285,6 +306,9 @@ class KafkaServer:
         """Make the user of the client's certificate that of the connection, where it is the client's identity. Reject
         the connection and return False if the rules make no user of it."""
         security = self._security.get(connection.listener.name, OPEN)
+        if _is_revoked(connection, security.revocations()):  # meanwhile, since its handshake began
+            self.reject(connection, "certificate", "the certificate was revoked")
+            return False
         if security.mapping is None:
             return True
         try:
@@ -341,6 +365,7 @@ class KafkaServer:
         self.authentication.close_late(now)
         if self._security:
             self._close_ended_sessions(now)
+        self._close_revoked()
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
@@ -365,6 +390,20 @@ class KafkaServer:
             else:
                 continue
             connection.abort()
+
+    def _close_revoked(self) -> None:
+        """Close the connections of clients and brokers whose certificate was revoked, once for each version of the
+        revocation lists."""
+        for name, security in self._security.items():
+            revocations = security.revocations()
+            if revocations is self._checked_revocations.get(name):
+                continue
+            self._checked_revocations[name] = revocations
+            for connection in tuple(self._connections):
+                if connection.listener.name == name and _is_revoked(connection, revocations):
+                    reason = "the certificate was revoked"
+                    self.authentication.fail(connection, "revoked", reason, connection.session.user)
+                    connection.abort()
 
     def _close_stalled(self) -> None:
         """Close stalled connections. Repeats while connections wait for memory."""
@@ -530,6 +569,16 @@ class KafkaServer:
         due, self._flush_due = self._flush_due, []
         for connection in due:
             connection.flush()
+
+
+def _is_revoked(connection: Connection, revocations: RevocationLists | None) -> bool:
+    """Whether the client of a connection has presented a certificate that is revoked."""
+    if revocations is None or (certificate := connection.client_certificate) is None:
+        return False
+    try:
+        return revocations.is_revoked(certificate)
+    except InvalidDer:  # OpenSSL has verified it
+        return True
 
 
 async def _poll_until(condition: Callable[[], bool], clock: Clock, deadline: float) -> None:

@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.server.sasl_gate import SaslSettings
     from mansio.state.authentication.certificate_names import MappingRules
+    from mansio.state.authentication.revocation import RevocationLists
 
 
 class ListenerSecurity(NamedTuple):
     """Security of one listener. `context`: returns the TLS context for a new connection; None without TLS. `sasl`: None
     if clients do not log in. `mapping`: makes users of the certificates of clients; None if those are not their
     identity, as where clients log in. `certificate_sha256`: returns the digest of the certificate in the context of a
-    connection, which other brokers sign; without it no broker can authenticate on a connection with TLS."""
+    connection, which other brokers sign; without it no broker can authenticate on a connection with TLS. `revocations`:
+    returns the revocation lists that are in use."""
 
     context: Callable[[], ssl.SSLContext] | None = None
     sasl: SaslSettings | None = None
     mapping: MappingRules | None = None
     certificate_sha256: Callable[[ssl.SSLContext], bytes] | None = None
+    revocations: Callable[[], RevocationLists | None] = lambda: None
 
     def session_of_certificate(
         self, certificate: bytes | None, expires_ms: int | None, listener: str
