@@ -544,8 +544,8 @@ class QuotaAdmin:
         ...
 
     def set(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None, ip: str | DefaultEntity | None = None, values: Mapping[str, float | None], validate_only: bool = False) -> None:
-        """Set quotas of an entity, in bytes or connections per second. The value None removes a quota; quotas that are
-        not in `values` are not changed. Raises `InvalidRequest`."""
+        """Set quotas of an entity (see `Quota.values`). The value None removes a quota; quotas that are not in `values`
+        are not changed. Raises `InvalidRequest`."""
         ...
 
     def delete(self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None, ip: str | DefaultEntity | None = None) -> None:
