@@ -297,7 +297,6 @@ class TlsFailed(AuthenticationFailed):
 class AuthorizationFailed(RequestError):
     """The user is not allowed to do this."""
 
-    kafka_code = 31
     grpc_status = "PERMISSION_DENIED"
     http_status = 403
 
@@ -758,6 +757,8 @@ class VerificationPending(OffsetNotAvailable):
 
 class ClusterAuthorizationFailed(AuthorizationFailed):
     """Only brokers of the cluster may send this request, on a connection on which they have authenticated."""
+
+    kafka_code = 31
 
 
 class StaleBrokerEpoch(Unavailable):

@@ -77,7 +77,7 @@ class Authorization:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on it. The error
         is the same whether the resource exists or not."""
         if not self.allows(caller, operation, resource_type, name):
-            kind = _ERRORS.get(resource_type, AuthorizationFailed)
+            kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
             what = resource_type.name.replace("_", " ").lower()
             raise kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
 
@@ -92,7 +92,7 @@ class Authorization:
         The error names none of them."""
         wanted = list(dict.fromkeys(names))
         if len(self.allowed_names(caller, operation, resource_type, wanted)) < len(wanted):
-            kind = _ERRORS.get(resource_type, AuthorizationFailed)
+            kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
             what = resource_type.name.replace("_", " ").lower()
             raise kind(
                 f"{caller.session.principal} is not allowed to {operation.name} each {what} of this request"
