@@ -61,6 +61,8 @@ class KeyHistory:
         self._deliveries: dict[Delivery, set[int]] = {}
         """Durations in milliseconds that the lease of each delivery may have."""
         self._members: dict[Delivery, str] = {}
+        self._extended_until_s: dict[Delivery, float] = {}
+        """The earliest end of each lease that a member has asked to extend."""
         self._holds: defaultdict[bytes, dict[Delivery, Hold]] = defaultdict(dict)
         self._newest: dict[bytes, int] = {}
         """The highest offset of each key that was delivered."""
@@ -101,17 +103,18 @@ class KeyHistory:
         """The member is about to extend the lease: it has the old duration or the new one until the answer."""
         delivery = delivery_of(message)
         self._deliveries[delivery].add(lease_ms)
+        self._extended_until_s[delivery] = until_s = time.monotonic() + lease_ms / 1000
         holds = self._holds[message.key or b""]
         if (hold := holds.get(delivery)) is not None:
-            until_s = min(hold.until_s, time.monotonic() + lease_ms / 1000)
-            holds[delivery] = hold._replace(until_s=until_s)
+            holds[delivery] = hold._replace(until_s=min(hold.until_s, until_s))
 
     def extended(self, message: Leased, lease_ms: int) -> None:
-        """The broker has answered that the lease is extended."""
-        self._deliveries[delivery_of(message)] = {lease_ms}
+        """The broker has answered that the lease is extended: by the whole duration, from the request on or later."""
+        delivery = delivery_of(message)
+        self._deliveries[delivery] = {lease_ms}
         holds = self._holds[message.key or b""]
-        if (hold := holds.get(delivery_of(message))) is not None:
-            holds[delivery_of(message)] = hold._replace(until_s=self._surely_until(message, lease_ms))
+        if (hold := holds.get(delivery)) is not None:
+            holds[delivery] = hold._replace(until_s=self._extended_until_s[delivery])
         self._numbers["extended"] += 1
 
     def _surely_until(self, message: Leased, lease_ms: int) -> float:

@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from system.cluster.load import create_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from support.cluster import Cluster
@@ -97,7 +97,7 @@ async def over_http(one: Cluster, asked: int) -> None:
         assert acknowledged.json() == {"acknowledged": 1, "errors": []}
 
 
-async def over_grpc(one: Cluster, asked: int) -> None:
+async def over_grpc(one: Cluster, asked: int, is_released: Callable[[], bool]) -> None:
     port = int(one.grpc_addresses[asked].rpartition(":")[2])
     metadata = [("mansio-client-id", "grpc-client")]
     async with (
@@ -119,6 +119,7 @@ async def over_grpc(one: Cluster, asked: int) -> None:
         answer = await acknowledge(request, metadata=metadata, timeout=scaled(TIMEOUT_S))
         assert not answer.failed
         stream.cancel()  # its leases are released
+        await asyncio.to_thread(wait_until, is_released, TIMEOUT_S)
 
 
 async def over_sqs(one: Cluster, asked: int) -> None:
@@ -151,9 +152,12 @@ def test_the_leader_sees_the_client_that_receives_acknowledges_and_releases_over
     leader = two.leader(TOPIC)
     configure(two, "grpc")
     publish(two, TOPIC)
-    asyncio.run(over_grpc(two, other(leader)))
     release = RecordedRequest("RELEASE_LEASES", "grpc-client", CLIENT_HOST)
-    wait_until(lambda: release in recorded_requests(requests_file(two.directory, leader)), TIMEOUT_S)
+
+    def is_released() -> bool:
+        return release in recorded_requests(requests_file(two.directory, leader))
+
+    asyncio.run(over_grpc(two, other(leader), is_released))
     check_seen(two, leader, "grpc-client", "RECEIVE_RECORDS", "ACKNOWLEDGE_RECORDS", "RELEASE_LEASES")
 
 

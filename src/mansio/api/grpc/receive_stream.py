@@ -75,12 +75,14 @@ class ReceiveStream:
         finally:
             for each in (reading, sending):
                 each.cancel()
-            await asyncio.gather(reading, sending, return_exceptions=True)
-            for member in self._open:
-                self._services.scheduler.spawn(
-                    self._services.leases.release(self._group, member, caller=self._caller),
-                    name="release leases",
-                )
+            try:
+                await asyncio.gather(reading, sending, return_exceptions=True)
+            finally:  # the server may cancel this call more than once
+                for member in self._open:
+                    self._services.scheduler.spawn(
+                        self._services.leases.release(self._group, member, caller=self._caller),
+                        name="release leases",
+                    )
 
     async def _next(self) -> Any:
         """Return the next request of the client, or `EOF`. Raises `InvalidRequest`."""
