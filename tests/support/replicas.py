@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from mansio.api.kafka.handlers.fetch import fetch
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_processing import BatchProcessor
@@ -271,7 +272,13 @@ class Node:
                 authenticator=authenticator,
             ),
             authenticator=authenticator,
-            records=RecordService(partitions, clock=self.clock, scheduler=self.scheduler, wait_ms_max=30_000),
+            records=RecordService(
+                partitions,
+                clock=self.clock,
+                scheduler=self.scheduler,
+                wait_ms_max=30_000,
+                authorization=Authorization(None),
+            ),
             quotas=quotas,
             statistics=statistics,
         )

@@ -7,6 +7,7 @@ of different ACLs never conflict. The value repeats the fields.
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import StorageError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def acl_key(keys: Keys, acl: Acl) -> str:
     """Return the key of an ACL. It contains a hash, because names may be longer than keys of the store."""
-    digest = hashlib.sha256("\0".join(map(str, acl)).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256(json.dumps(acl).encode()).hexdigest()
     return f"{keys.acls}{digest}"
 
 

@@ -406,6 +406,7 @@ class BrokerRuntime:
 
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
+        authorization = Authorization(None)
         quotas = QuotaService(
             store=self.store,
             state=self.state,
@@ -413,8 +414,8 @@ class BrokerRuntime:
             random=host_ports.random,
             clock=host_ports.clock,
             burst_ms=settings.quota_burst_ms,
+            authorization=authorization,
         )
-        authorization = Authorization(None)
         cluster = None if cluster_member is None else cluster_member.services()
         authenticator = BrokerAuthenticator(
             settings.node_id, None if cluster_member is None else self.state, host_ports.random
@@ -496,6 +497,7 @@ class BrokerRuntime:
             ),
             records=RecordService(
                 self.partitions,
+                authorization=authorization,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 wait_ms_max=settings.produce_wait_ms_max,
@@ -532,7 +534,11 @@ class BrokerRuntime:
                 lambda: cluster is None or cluster.is_session_valid(),
             ),
             configs=ConfigService(
-                topics=self.topics, groups=group_configs, brokers=self.broker_configs, settings=settings
+                topics=self.topics,
+                groups=group_configs,
+                brokers=self.broker_configs,
+                settings=settings,
+                authorization=authorization,
             ),
             group_coordinator=self.groups,
             group_service=groups,

@@ -20,7 +20,7 @@ from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
 from mansio.metadata.metadata_store import Delete, Put, new_writer_id
-from mansio.state.authorization.acls import AclFilter, Operation, check_filter
+from mansio.state.authorization.acls import AclFilter, Operation, checked_filter
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:

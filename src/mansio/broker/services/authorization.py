@@ -39,6 +39,7 @@ _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
 }
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _subject = lru_cache(SUBJECTS_KEPT_MAX)(new_subject)
 
@@ -105,26 +106,25 @@ class Authorization:
         resource_type: ResourceType,
         items: Sequence[T],
         name_of: Callable[[T], str],
-        work: Callable[[Sequence[T]], Awaitable[list[MansioError | None]]],
-    ) -> list[MansioError | None]:
-        """Call `work` with those items on whose resource a caller may do an operation, and return the errors of all
-        items in their order. `work` returns the error of each of its items, or None; it is not called without items."""
+        work: Callable[[Sequence[T]], Awaitable[list[R | MansioError]]],
+    ) -> list[R | MansioError]:
+        """Call `work` with those items on whose resource a caller may do an operation, and return the results of all
+        items in their order. `work` returns the result of each of its items, which may be an error; it is not called
+        without items."""
         if self._authorizer is None or caller.session.is_broker:
             return await work(items)
-        errors: list[MansioError | None] = []
+        refused: list[MansioError | None] = []
         allowed = []
         for each in items:
             try:
                 self.check(caller, operation, resource_type, name_of(each))
             except AuthorizationFailed as error:
-                errors.append(without_traceback(error))
+                refused.append(without_traceback(error))
             else:
-                errors.append(None)
+                refused.append(None)
                 allowed.append(each)
-        if not allowed:
-            return errors
-        done = iter(await work(allowed))
-        return [next(done) if error is None else error for error in errors]
+        done = iter(await work(allowed) if allowed else ())
+        return [next(done) if error is None else error for error in refused]
 
     def allowed_names(
         self, caller: Caller, operation: Operation, resource_type: ResourceType, names: Iterable[str]

@@ -19,12 +19,16 @@ from mansio.config.config_def import ResourceType
 from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
+from mansio.state.authorization import acls
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.broker_configs import BrokerConfigManager
     from mansio.broker.topics.topics import TopicService
     from mansio.config.config_def import Change
@@ -69,10 +73,12 @@ class ConfigAlteration:
 
 
 class ConfigService:
-    """Describes, lists and alters settings of topics, groups and brokers. All methods run on the broker's event
-    loop."""
+    """Describes, lists and alters settings of topics, groups and brokers. All methods run on the broker's event loop.
 
-    __slots__ = ("_brokers", "_groups", "_settings", "_topics")
+    To describe needs DESCRIBE_CONFIGS and to alter ALTER_CONFIGS: for the topic or the group, else for the cluster. The error of a resource for which the caller has no right is an `AuthorizationFailed`.
+    """
+
+    __slots__ = ("_authorization", "_brokers", "_groups", "_settings", "_topics")
 
     def __init__(
         self,
@@ -81,13 +87,23 @@ class ConfigService:
         groups: GroupConfigManager,
         brokers: BrokerConfigManager,
         settings: Settings,
+        authorization: Authorization,
     ) -> None:
         self._topics = topics
         self._groups = groups
         self._brokers = brokers
         self._settings = settings
+        self._authorization = authorization
 
-    def describe(self, queries: Iterable[ConfigQuery]) -> Iterator[ResourceConfigs]:
+    def _check(self, caller: Caller, operation: Operation, resource: ConfigResource) -> None:
+        if resource.kind == ResourceType.TOPIC:
+            self._authorization.check(caller, operation, acls.ResourceType.TOPIC, resource.name)
+        elif resource.kind == ResourceType.GROUP:
+            self._authorization.check(caller, operation, acls.ResourceType.GROUP, resource.name)
+        else:
+            self._authorization.check_cluster(caller, operation)
+
+    def describe(self, queries: Iterable[ConfigQuery], *, caller: Caller) -> Iterator[ResourceConfigs]:
         """Yield the settings of each resource with source and type, as they are when the result is taken; identical
         queries have one result. Errors in the results: `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`,
         `InvalidRequest`."""
@@ -98,6 +114,7 @@ class ConfigService:
                     raise InvalidRequest(
                         "too many settings for one answer: ask for fewer resources at a time"
                     )
+                self._check(caller, Operation.DESCRIBE_CONFIGS, query.resource)
                 entries = [
                     entry
                     for entry in self._entries(query.resource)
@@ -122,9 +139,11 @@ class ConfigService:
             )
         return self._brokers.describe(name)
 
-    def list_resources(self, kinds: Iterable[int] = ()) -> list[ConfigResource]:
+    def list_resources(self, kinds: Iterable[int] = (), *, caller: Caller) -> list[ConfigResource]:
         """Return the resources that have settings (KIP-1142): those of the `ResourceType`s `kinds`, or of all if it is
-        empty. Unknown types are ignored."""
+        empty. Unknown types are ignored. Raises `ClusterAuthorizationFailed` without DESCRIBE_CONFIGS for the
+        cluster."""
+        self._authorization.check_cluster(caller, Operation.DESCRIBE_CONFIGS)
         found: list[ConfigResource] = []
         state = self._topics.state
         for kind in dict.fromkeys(kinds or ResourceType):
@@ -139,7 +158,12 @@ class ConfigService:
         return found
 
     async def alter(
-        self, alterations: Sequence[ConfigAlteration], *, replace: bool = False, validate_only: bool = False
+        self,
+        alterations: Sequence[ConfigAlteration],
+        *,
+        replace: bool = False,
+        validate_only: bool = False,
+        caller: Caller,
     ) -> list[MansioError | None]:
         """Change settings of topics, groups and brokers (KIP-339). With `replace`, settings that an alteration does not
         name are reset to their defaults (KIP-133). The broker with the empty name stands for the defaults of all
@@ -155,6 +179,7 @@ class ConfigService:
         errors: list[MansioError | None] = []
         for each in alterations:
             try:
+                self._check(caller, Operation.ALTER_CONFIGS, each.resource)
                 if count[each.resource] > 1:
                     raise InvalidRequest(f"{each.resource.name!r} is in the request more than once")
                 await self._alter(each, replace=replace, validate_only=validate_only)

@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from mansio.broker.topics.mutation_quota import MutationQuota
 from mansio.config.item_limit import too_many_items
-from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
+from mansio.errors import AuthorizationFailed, ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
@@ -43,11 +43,14 @@ from mansio.state.quota import (
     QuotaEntity,
     RateLimiter,
 )
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Clock, Random, Scheduler
@@ -178,6 +181,7 @@ class QuotaService:
     """Describes, alters and enforces quotas. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_authorization",
         "_burst_ms",
         "_clock",
         "_mutations",
@@ -200,7 +204,9 @@ class QuotaService:
         random: Random,
         clock: Clock,
         burst_ms: int,
+        authorization: Authorization,
     ) -> None:
+        self._authorization = authorization
         self._store = store
         self._state = state
         self._scheduler = scheduler
@@ -255,21 +261,30 @@ class QuotaService:
             for _, entry in sorted(self._state.quotas.items())
         ]
 
-    def describe(self, filters: Sequence[QuotaFilter] = (), *, strict: bool = False) -> list[Quota]:
+    def describe(
+        self, filters: Sequence[QuotaFilter] = (), *, strict: bool = False, caller: Caller
+    ) -> list[Quota]:
         """Return the quotas of the entities that match all filters. With `strict`, entities that have other components
         are left out.
 
-        Raises `InvalidRequest`, and `UnsupportedVersion` for an unknown type of entity.
+        Raises `ClusterAuthorizationFailed` without DESCRIBE_CONFIGS for the cluster, `InvalidRequest`, and
+        `UnsupportedVersion` for an unknown type of entity.
         """
+        self._authorization.check_cluster(caller, Operation.DESCRIBE_CONFIGS)
         _check_filters(filters)
         return [quota for quota in self.list_quotas() if _matches(quota.entity, filters, strict=strict)]
 
     async def alter_each(
-        self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
+        self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False, caller: Caller
     ) -> list[MansioError | None]:
-        """Change the quotas of several entities. Return the error of each entity, or None. Errors: those of `alter`,
+        """Change the quotas of several entities. Return the error of each entity, or None. Errors:
+        `ClusterAuthorizationFailed` without ALTER_CONFIGS for the cluster, those of `alter`,
         `InvalidRequest` for an entity that occurs more than once or cannot have quotas, `PolicyViolation` for too many
         entities."""
+        try:
+            self._authorization.check_cluster(caller, Operation.ALTER_CONFIGS)
+        except AuthorizationFailed as error:
+            return [without_traceback(error)] * len(alterations)
         if (refused := too_many_items(len(alterations))) is not None:
             return [refused] * len(alterations)
         count = Counter(_entity_identity(each) for each in alterations)

@@ -1,7 +1,8 @@
 """Record service: lists offsets, returns end offsets of leader epochs, and deletes records.
 
 Invariants:
-* A result is returned for each item, in the order of the request; an error of one item does not affect the others.
+* A result is returned for each item, in the order of the request; an error of one item does not affect the others. It
+  is `TopicAuthorizationFailed` for a topic on which the caller may not do what the method names.
 * A search by timestamp may decompress a large batch. Therefore a request with many items yields to the event loop every
   `EVENT_LOOP_SLICE_S`.
 * Results include all records that were acknowledged before the request, although records with acks=1 are acknowledged
@@ -22,6 +23,7 @@ from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.ports import complete, complete_with_error, yield_to_loop
 from mansio.tracebacks import without_traceback
 from mansio.wire.field_values import (
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.ports import Clock, Promise, Scheduler
 
 
@@ -98,22 +102,41 @@ class EpochEndOffset:
 class RecordService:
     """Lists offsets and deletes records. All methods run on the broker's event loop."""
 
-    __slots__ = ("_clock", "_partitions", "_scheduler", "_wait_ms_max")
+    __slots__ = ("_authorization", "_clock", "_partitions", "_scheduler", "_wait_ms_max")
 
     def __init__(
-        self, partitions: PartitionSet, *, clock: Clock, scheduler: Scheduler, wait_ms_max: int
+        self,
+        partitions: PartitionSet,
+        *,
+        clock: Clock,
+        scheduler: Scheduler,
+        wait_ms_max: int,
+        authorization: Authorization,
     ) -> None:
         """`wait_ms_max`: upper bound of the timeout of a deletion."""
         self._partitions = partitions
         self._clock = clock
         self._scheduler = scheduler
         self._wait_ms_max = wait_ms_max
+        self._authorization = authorization
 
     async def list_offsets(
-        self, queries: Sequence[OffsetQuery], *, isolation_level: int = 0
+        self, queries: Sequence[OffsetQuery], *, isolation_level: int = 0, caller: Caller
     ) -> list[ListedOffset | MansioError]:
-        """Return the offset or the error of each query. Errors: those of `list_offset`, and `InvalidRequest` for all
-        queries of a partition that occurs more than once, as in Kafka."""
+        """Return the offset or the error of each query, which needs DESCRIBE. Errors: those of `list_offset`, and
+        `InvalidRequest` for all queries of a partition that occurs more than once, as in Kafka."""
+        return await self._authorization.do_for_allowed(
+            caller,
+            Operation.DESCRIBE,
+            ResourceType.TOPIC,
+            queries,
+            lambda query: query.topic,
+            partial(self._list_offsets, isolation_level=isolation_level),
+        )
+
+    async def _list_offsets(
+        self, queries: Sequence[OffsetQuery], *, isolation_level: int
+    ) -> list[ListedOffset | MansioError]:
         count = Counter((query.topic, query.partition) for query in queries)
         await self._wait_for_acknowledged(
             (query.topic, query.partition)
@@ -240,9 +263,12 @@ class RecordService:
         epoch: int,
         *,
         current_leader_epoch: int = -1,
+        caller: Caller,
     ) -> EpochEndOffset:
-        """Return the largest leader epoch at or below `epoch` with its end offset (KIP-101, KIP-279). Raises the errors
-        of `list_offset`."""
+        """Return the largest leader epoch at or below `epoch` with its end offset (KIP-101, KIP-279), which needs
+        DESCRIBE. Raises `TopicAuthorizationFailed` and the errors of `list_offset`."""
+        if topic is not None:
+            self._authorization.check(caller, Operation.DESCRIBE, ResourceType.TOPIC, topic)
         partition = self._partitions.find(topic, topic_id, index)
         partition.check_leader_epoch(current_leader_epoch)
         return EpochEndOffset(*partition.log.end_offset_for_epoch(epoch))
@@ -266,15 +292,27 @@ class RecordService:
         return partition.delete_records(before_offset)
 
     async def delete_records(
-        self, deletions: Sequence[RecordsToDelete], *, timeout_ms: int
+        self, deletions: Sequence[RecordsToDelete], *, timeout_ms: int, caller: Caller
     ) -> list[int | MansioError]:
-        """Delete records of several partitions. Return the new low watermark of each partition once every in-sync
-        replica has flushed it, or an error.
+        """Delete records of several partitions, which needs DELETE. Return the new low watermark of each partition once
+        every in-sync replica has flushed it, or an error.
 
         Errors: those of `delete_partition_records`, and `RequestTimedOut` if not all in-sync replicas have flushed the
         deletion after `timeout_ms`; the records are deleted nevertheless. As in Kafka, `timeout_ms` is a limit for
         other replicas: if this broker has the only replica, its flush is awaited even if `timeout_ms` is 0.
         """
+        return await self._authorization.do_for_allowed(
+            caller,
+            Operation.DELETE,
+            ResourceType.TOPIC,
+            deletions,
+            lambda deletion: deletion.topic,
+            partial(self._delete_records, timeout_ms=timeout_ms),
+        )
+
+    async def _delete_records(
+        self, deletions: Sequence[RecordsToDelete], *, timeout_ms: int
+    ) -> list[int | MansioError]:
         await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
         await self._wait_for_markers(deletions)
         await self._copy_what_is_needed(deletions)

@@ -10,6 +10,7 @@ The numbers are those of Kafka's protocol.
 from __future__ import annotations
 
 from enum import IntEnum
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRequest
@@ -168,10 +169,25 @@ def checked_acl(
         PatternType(pattern_type),
         name,
         principal,
-        host,
+        canonical_host(host),
         Operation(operation),
         Permission(permission),
     )
+
+
+def canonical_host(host: str) -> str:
+    """Return the one form in which an address is compared, as `ipaddress` prints it (RFC 5952); an IPv4 address is the
+    same host if it is written as IPv6 (`::ffff:192.0.2.1`, RFC 4291). Text that is no address stays as it is.
+
+    Java prints IPv6 addresses without abbreviation, so ACLs that were exported from Kafka have them in this form.
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)
 
 
 class AclFilter(NamedTuple):
@@ -209,8 +225,9 @@ class AclFilter(NamedTuple):
         return acl.name in (self.name, WILDCARD)
 
 
-def check_filter(selected: AclFilter) -> None:
-    """Raise `InvalidRequest` unless the numbers of a filter are known, as Kafka does."""
+def checked_filter(selected: AclFilter) -> AclFilter:
+    """Return a filter with its host as ACLs have it. Raises `InvalidRequest` unless the numbers of the filter are known,
+    as Kafka does."""
     for what, value, known in (
         ("type of resource", selected.resource_type, (ANY, *ResourceType)),
         ("type of pattern", selected.pattern_type, (ANY, MATCH, *PatternType)),
@@ -221,3 +238,4 @@ def check_filter(selected: AclFilter) -> None:
             raise InvalidRequest(f"a filter of ACLs cannot have the {what} {value}")
     if selected.name == "":
         raise InvalidRequest("the name of the resource is empty")
+    return selected if selected.host is None else selected._replace(host=canonical_host(selected.host))

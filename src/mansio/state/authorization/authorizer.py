@@ -22,7 +22,6 @@ with `allow_everyone_if_no_acl_found` any ACL ends the access of everyone.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
@@ -37,6 +36,7 @@ from mansio.state.authorization.acls import (
     PatternType,
     Permission,
     ResourceType,
+    canonical_host,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +52,12 @@ _IMPLIED_BY_ALLOW: Final = {
     Operation.ALTER: Operation.DESCRIBE,
     Operation.ALTER_CONFIGS: Operation.DESCRIBE_CONFIGS,
 }
+_FEW_NAMES: Final = 32
+"""Number of resources up to which deciding for each is faster than gathering all ACLs of the subject."""
+
 _FEW_PREFIXES: Final = 32
 """Number of prefixes up to which comparing a name with each is faster than looking up its beginnings."""
 
-_MAPPED_IPV4: Final = re.compile(r"::ffff:(\d+\.\d+\.\d+\.\d+)", re.IGNORECASE)
 
 
 def bit_of(operation: Operation) -> int:
@@ -89,14 +91,10 @@ class Subject(NamedTuple):
 
 
 def new_subject(user: str, host: str, groups: Iterable[str] = ()) -> Subject:
-    """Return the subject of a user who is in `groups` and connects from `host`.
-
-    An IPv4 address is the same host if the socket prints it as IPv6 (`::ffff:192.0.2.1`, RFC 4291). Groups after the
-    first `GROUPS_MAX` do not count.
-    """
-    mapped = _MAPPED_IPV4.fullmatch(host)
+    """Return the subject of a user who is in `groups` and connects from `host`. Groups after the first `GROUPS_MAX` do
+    not count."""
     named = [f"Group:{group}" for group in groups][:GROUPS_MAX]
-    return Subject((f"User:{user}", *named, WILDCARD_PRINCIPAL), host if mapped is None else mapped[1])
+    return Subject((f"User:{user}", *named, WILDCARD_PRINCIPAL), canonical_host(host))
 
 
 class Decision(NamedTuple):
@@ -196,18 +194,29 @@ class _Names:
 class Authorizer:
     """The ACLs of a cluster. `revision` increases with each change of what they allow."""
 
-    __slots__ = ("_acl_counts", "_allow_everyone", "_rules", "_super_users", "acl_count", "revision")
+    __slots__ = (
+        "_acl_counts",
+        "_allow_everyone",
+        "_denial_counts",
+        "_rules",
+        "_super_users",
+        "acl_count",
+        "revision",
+    )
 
     def __init__(
         self, super_users: Iterable[str] = (), *, allow_everyone_if_no_acl_found: bool = False
     ) -> None:
-        """`super_users`: principals, for example `User:admin`."""
-        self._super_users = frozenset(super_users)
+        """`super_users`: principals, for example `User:admin`. The one that stands for all users is not among them, as
+        in Kafka."""
+        self._super_users = frozenset(super_users) - {WILDCARD_PRINCIPAL}
         self._allow_everyone = allow_everyone_if_no_acl_found
         self._rules: dict[tuple[ResourceType, str], _Patterns[dict[str, _Rules]]] = {}
         """By type of resource and principal, pattern, and host."""
         self._acl_counts: dict[ResourceType, _Patterns[int]] = {each: _Patterns() for each in ResourceType}
         """Numbers of ACLs of all principals, by type of resource and pattern."""
+        self._denial_counts: Counter[tuple[ResourceType, str]] = Counter()
+        """Numbers of ACLs that deny, by type of resource and principal."""
         self.acl_count = 0
         self.revision = 0
 
@@ -217,12 +226,6 @@ class Authorizer:
             return False
         rules = patterns.of_type(acl.pattern_type).get(acl.name, {}).get(acl.host)
         return rules is not None and acl in rules.acls
-
-    def __iter__(self) -> Iterator[Acl]:
-        for patterns in self._rules.values():
-            for hosts in chain(patterns.literal.values(), patterns.prefixed.values()):
-                for rules in hosts.values():
-                    yield from rules.acls
 
     def add(self, acl: Acl) -> None:
         """Add an ACL; without effect if it is there already."""
@@ -236,6 +239,8 @@ class Authorizer:
         hosts.setdefault(acl.host, _Rules()).add(acl)
         counts = self._acl_counts[acl.resource_type]
         counts.put(*pattern, counts.of_type(acl.pattern_type).get(acl.name, 0) + 1)
+        if acl.permission is Permission.DENY:
+            self._denial_counts[acl.resource_type, acl.principal] += 1
         self.acl_count += 1
         self.revision += 1
 
@@ -253,6 +258,8 @@ class Authorizer:
             patterns.delete(*pattern)
         if not (patterns.literal or patterns.prefixed):
             del self._rules[acl.resource_type, acl.principal]
+        if acl.permission is Permission.DENY:
+            self._denial_counts -= Counter([(acl.resource_type, acl.principal)])
         counts = self._acl_counts[acl.resource_type]
         rest = counts.of_type(acl.pattern_type)[acl.name] - 1
         if rest:
@@ -263,8 +270,16 @@ class Authorizer:
         self.revision += 1
 
     def acls(self, selected: AclFilter) -> list[Acl]:
-        """Return the ACLs that a filter selects, in a fixed order."""
-        return sorted(acl for acl in self if selected.matches(acl))
+        """Return the ACLs that a filter selects, in a fixed order. With a principal, only its ACLs are looked at."""
+        return sorted(acl for acl in self._of(selected.principal) if selected.matches(acl))
+
+    def _of(self, principal: str | None) -> Iterator[Acl]:
+        for key in self._rules if principal is None else [(each, principal) for each in ResourceType]:
+            patterns = self._rules.get(key)
+            if patterns is not None:
+                for hosts in chain(patterns.literal.values(), patterns.prefixed.values()):
+                    for rules in hosts.values():
+                        yield from rules.acls
 
     def is_super_user(self, subject: Subject) -> bool:
         """Whether a subject may do everything."""
@@ -301,15 +316,18 @@ class Authorizer:
     def allowed_names(
         self, subject: Subject, operation: Operation, resource_type: ResourceType, names: Iterable[str]
     ) -> list[str]:
-        """Return those of many resources on which a subject may do an operation, in their order."""
+        """Return those resources on which a subject may do an operation, in their order."""
+        names = list(names)
         if self.is_super_user(subject):
-            return list(names)
+            return names
         bit = bit_of(operation)
+        if len(names) <= _FEW_NAMES or self._allow_everyone:
+            return [name for name in names if self.operations_of(subject, resource_type, name) & bit]
         allowed, denied = self._names(subject, resource_type, bit)
-        if self._allow_everyone or WILDCARD in denied.literal:
+        if WILDCARD in denied.literal:
             return [name for name in names if self.operations_of(subject, resource_type, name) & bit]
         if WILDCARD in allowed.literal:
-            kept = list(names)
+            kept = names
         else:
             kept = [name for name in names if name in allowed.literal or allowed.has_prefix_of(name)]
         if denied.literal or denied.prefixes:
@@ -321,7 +339,12 @@ class Authorizer:
         of KIP-679)."""
         if self.is_super_user(subject):
             return True
-        allowed, denied = self._names(subject, resource_type, bit_of(operation))
+        bit = bit_of(operation)
+        if not any(self._denial_counts[resource_type, principal] for principal in subject.principals):
+            return self._has_allowing(subject, resource_type, bit) or (
+                self._allow_everyone and WILDCARD not in self._acl_counts[resource_type].literal
+            )
+        allowed, denied = self._names(subject, resource_type, bit)
         if WILDCARD in denied.literal:
             return False
         if self._allow_everyone and WILDCARD not in self._acl_counts[resource_type].literal:
@@ -330,6 +353,18 @@ class Authorizer:
             return True
         names = chain(allowed.prefixes, allowed.literal - denied.literal)
         return any(not denied.has_prefix_of(name) for name in names)
+
+    def _has_allowing(self, subject: Subject, resource_type: ResourceType, bit: int) -> bool:
+        """Whether an ACL of a subject allows an operation."""
+        for principal in subject.principals:
+            patterns = self._rules.get((resource_type, principal))
+            if patterns is None:
+                continue
+            for hosts in chain(patterns.literal.values(), patterns.prefixed.values()):
+                for host in (subject.host, WILDCARD):
+                    if (rules := hosts.get(host)) is not None and rules.allowed & bit:
+                        return True
+        return False
 
     def _names(self, subject: Subject, resource_type: ResourceType, bit: int) -> tuple[_Names, _Names]:
         """Return the patterns for which ACLs of a subject allow, and deny, an operation."""

@@ -27,7 +27,6 @@ async def describe_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return settings with value, source and type; if requested, also synonyms and documentation (KIP-226, KIP-569)."""
-    del context
     turns = ItemTurns(service.scheduler)
     queries: dict[ConfigQuery, None] = {}
     for one in request.resources:
@@ -35,7 +34,7 @@ async def describe_configs(
         resource = ConfigResource(one.resource_type, one.resource_name)
         queries[ConfigQuery(resource, frozenset(one.configuration_keys or ()))] = None
     results = []
-    for found in service.configs.describe(queries):
+    for found in service.configs.describe(queries, caller=context.caller):
         await turns.next(1 + len(found.entries))
         result = {
             **_resource(found.resource),
@@ -77,34 +76,35 @@ async def list_config_resources(
     metrics subscriptions (KIP-714), which are not supported."""
     if context.api_version == 0:
         return {"config_resources": []}
-    found = service.configs.list_resources(request.resource_types or ())
+    found = service.configs.list_resources(request.resource_types or (), caller=context.caller)
     return {"config_resources": [_resource(resource) for resource in found]}
 
 
 async def alter_configs(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Replace all settings of each resource: settings that the request does not name are reset (KIP-133)."""
-    del context
-
     def change(config: Struct) -> Change:
         return Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
 
-    return await _alter(service, request, change, replace=True)
+    return await _alter(service, request, context, change, replace=True)
 
 
 async def incremental_alter_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Change the settings that the request names and leave the others unchanged (KIP-339)."""
-    del context
-
     def change(config: Struct) -> Change:
         return Change(config.name, config.config_operation, config.value)
 
-    return await _alter(service, request, change, replace=False)
+    return await _alter(service, request, context, change, replace=False)
 
 
 async def _alter(
-    service: BrokerServices, request: Struct, change: Callable[[Struct], Change], *, replace: bool
+    service: BrokerServices,
+    request: Struct,
+    context: RequestContext,
+    change: Callable[[Struct], Change],
+    *,
+    replace: bool,
 ) -> dict[str, Any]:
     turns = ItemTurns(service.scheduler)
     alterations = []
@@ -112,7 +112,9 @@ async def _alter(
         await turns.next()
         resource = ConfigResource(one.resource_type, one.resource_name)
         alterations.append(ConfigAlteration(resource, [change(config) for config in one.configs]))
-    errors = await service.configs.alter(alterations, replace=replace, validate_only=request.validate_only)
+    errors = await service.configs.alter(
+        alterations, replace=replace, validate_only=request.validate_only, caller=context.caller
+    )
     responses = []
     for alteration, error in zip(alterations, errors, strict=True):
         await turns.next()

@@ -26,7 +26,6 @@ async def describe_client_quotas(
 ) -> dict[str, Any]:
     """Return the quotas of the entities that match all components of the filter. With `strict`, entities with other
     components are left out."""
-    del context
     filters = [
         QuotaFilter(component.entity_type, component.match_type, component.match)
         for component in request.components or ()
@@ -37,7 +36,9 @@ async def describe_client_quotas(
                 "entity": _entity(entity),
                 "values": [{"key": key, "value": value} for key, value in sorted(values.items())],
             }
-            for entity, values in service.quotas.describe(filters, strict=request.strict)
+            for entity, values in service.quotas.describe(
+                filters, strict=request.strict, caller=context.caller
+            )
         ]
     }
 
@@ -55,7 +56,6 @@ async def alter_client_quotas(
 ) -> dict[str, Any]:
     """Set and remove quotas. Each entry succeeds or fails by itself. When answered, a change is durable and effective
     on this broker; other brokers follow."""
-    del context
     turns = ItemTurns(service.scheduler)
     alterations = []
     for entry in request.entries:
@@ -63,7 +63,9 @@ async def alter_client_quotas(
         entity = [(part.entity_type, part.entity_name) for part in entry.entity]
         changes = [(change.key, None if change.remove else change.value) for change in entry.ops]
         alterations.append(QuotaAlteration(entity, changes))
-    errors = await service.quotas.alter_each(alterations, validate_only=request.validate_only)
+    errors = await service.quotas.alter_each(
+        alterations, validate_only=request.validate_only, caller=context.caller
+    )
     entries = []
     for entry, error in zip(request.entries, errors, strict=True):
         await turns.next()

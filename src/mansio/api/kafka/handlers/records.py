@@ -26,6 +26,7 @@ from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 
@@ -44,7 +45,9 @@ async def list_offsets(service: BrokerServices, request: Struct, context: Reques
         ]
         await turns.next(1 + len(topic.partitions))
     results = iter(
-        await service.records.list_offsets(queries, isolation_level=request.isolation_level)
+        await service.records.list_offsets(
+            queries, isolation_level=request.isolation_level, caller=context.caller
+        )
         if refusal is None
         else [refusal] * len(queries)
     )
@@ -71,7 +74,6 @@ def _listed_offset_fields(index: int, found: ListedOffset | MansioError) -> dict
 
 async def delete_records(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Delete the records below an offset in several partitions."""
-    del context
     turns = ItemTurns(service.scheduler)
     deletions = []
     for topic in request.topics:
@@ -79,7 +81,11 @@ async def delete_records(service: BrokerServices, request: Struct, context: Requ
             RecordsToDelete(topic.name, wanted.partition_index, wanted.offset) for wanted in topic.partitions
         ]
         await turns.next(1 + len(topic.partitions))
-    results = iter(await service.records.delete_records(deletions, timeout_ms=request.timeout_ms))
+    results = iter(
+        await service.records.delete_records(
+            deletions, timeout_ms=request.timeout_ms, caller=context.caller
+        )
+    )
     topics = []
     for topic in request.topics:
         deleted = [_deletion_fields(wanted.partition_index, next(results)) for wanted in topic.partitions]
@@ -112,7 +118,7 @@ async def offset_for_leader_epoch(
         partitions = []
         for wanted in topic.partitions:
             await turns.next()
-            partitions.append(_epoch_end_offset_fields(service, topic.topic, wanted, refusal))
+            partitions.append(_epoch_end_offset_fields(service, topic.topic, wanted, refusal, context.caller))
         topics.append({"topic": topic.topic, "partitions": partitions})
     return {"topics": topics}
 
@@ -135,7 +141,7 @@ def _authorization_error(
 
 
 def _epoch_end_offset_fields(
-    service: BrokerServices, topic: str, wanted: Struct, refusal: MansioError | None
+    service: BrokerServices, topic: str, wanted: Struct, refusal: MansioError | None, caller: Caller
 ) -> dict[str, Any]:
     try:
         if refusal is not None:
@@ -146,6 +152,7 @@ def _epoch_end_offset_fields(
             wanted.partition,
             wanted.leader_epoch,
             current_leader_epoch=wanted.current_leader_epoch,
+            caller=caller,
         )
     except MansioError as error:
         return {
