@@ -173,13 +173,13 @@ def test_a_broker_ends_with_its_terminal_and_reads_certificates_again_while_ther
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
     command = [*mansio_command(), "serve", "--secure", "--data", "d", "--kafka", address, "--http", ""]
-    in_terminal = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
     ours, theirs = pty.openpty()
     output = tmp_path / "output"
     try:
         with output.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-c", in_terminal, *command],
+                [sys.executable, "-c", code, *command],
                 stdin=theirs,
                 stdout=file,
                 stderr=file,
