@@ -260,6 +260,22 @@ def test_an_expired_certificate_is_named(authority: Authority) -> None:
 
 
 @pytest.mark.full
+def test_a_broker_with_an_expired_certificate_does_not_keep_a_client_from_the_others(
+    front: SecureFront, authority: Authority
+) -> None:
+    with SecureFront(server_context(authority.issue("expired", days=-1))) as expired:
+        security: dict[str, Any] = {"tls": str(authority.certificate), "user": USER, "password": PASSWORD}
+        for _ in range(8):  # the addresses are tried in random order
+            with mansio.blocking.connect([expired.address, front.address], **security) as client:
+                assert client.admin.list_topics() is not None
+        with (
+            pytest.raises(TlsFailed, match="expired"),
+            mansio.blocking.connect([expired.address, "127.0.0.1:1"], **security),
+        ):
+            pass
+
+
+@pytest.mark.full
 def test_a_protocol_that_is_too_old_is_named(files: Certificate, authority: Authority) -> None:
     context = server_context(files)
     with warnings.catch_warnings():

@@ -7,7 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.addresses import is_loopback_host, parse_address
-from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, SecurityProtocol, parse_listeners
+from mansio.config.listeners import (
+    DEFAULT_PROTOCOL_MAP,
+    SecurityProtocol,
+    parse_listeners,
+    parse_protocol_map,
+)
 from mansio.config.settings import default_of
 from mansio.errors import ConfigError
 
@@ -54,6 +59,14 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
     if "listener_security_protocol_map" not in given:
         others = [f"{name}:{_PROTOCOL}" for name in addresses if name not in SecurityProtocol.__members__]
         changed["listener_security_protocol_map"] = ",".join((DEFAULT_PROTOCOL_MAP, *others))
+    protocols = parse_protocol_map(
+        given.get("listener_security_protocol_map") or changed["listener_security_protocol_map"]
+    )
+    if not any(name in protocols and protocols[name].is_authenticated for name in addresses):
+        raise ConfigError(
+            f"listeners: with --secure, one of them has to authenticate its clients; write {_PROTOCOL}://HOST:PORT, or "
+            "the address alone"
+        )
     if _leaves_http_open(given):
         changed["open_listeners"] = "http"
     return changed

@@ -25,6 +25,7 @@ from mansio.errors import (
     NotController,
     NotCoordinator,
     RequestTimedOut,
+    TlsFailed,
     UnknownTopicOrPartition,
 )
 from mansio.net.addresses import parse_addresses
@@ -150,22 +151,26 @@ class Cluster:
 
     async def any_connection(self) -> BrokerConnection:
         """Return a connection to any broker: an open connection if there is one, else a new connection to the first
-        broker that accepts, in random order. Raises `ConnectionLost` if none does."""
+        broker that accepts, in random order. Raises `ConnectionLost` if none does, or `TlsFailed` if the reason is the
+        TLS of one of them, for example an expired certificate."""
         for (_, _, channel), connection in self._connections.items():
             if channel == "main" and not connection.closed:
                 return connection
         known = {(node.host, node.port): node for node in self.nodes.values()}
         addresses = [*known]
         random.shuffle(addresses)
-        last: MansioError = ConnectionLost("no broker to connect to")
+        lost: MansioError = ConnectionLost("no broker to connect to")
+        failed: MansioError | None = None
         for address in dict.fromkeys(
             [*addresses, *random.sample(self.bootstrap_servers, len(self.bootstrap_servers))]
         ):
             try:
                 return await self._connect(known.get(address, Node(UNKNOWN_NODE, *address)), "main")
             except ConnectionLost as error:
-                last = without_traceback(error)
-        raise copied(last)
+                lost = without_traceback(error)
+            except TlsFailed as error:
+                failed = without_traceback(error)
+        raise copied(failed or lost)
 
     async def close_channel(self, channel: str) -> None:
         """Close the connections of one channel; their pending requests fail with `ConnectionLost`."""

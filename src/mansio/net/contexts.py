@@ -72,8 +72,12 @@ def contexts_path() -> str:
     return os.path.join(base, "mansio", FILE_NAME)
 
 
-def load_contexts() -> Contexts:
-    """Read the file; without one there are no contexts. Raises `ConfigError` if others may read it."""
+def load_contexts(*, is_necessary: bool = False) -> Contexts:
+    """Read the file; without one there are no contexts. Raises `ConfigError` if others may read it.
+
+    A process may run as a user who cannot reach the home directory of its environment (cron, a service). It has no
+    contexts then, unless `is_necessary`, or unless MANSIO_CONTEXT names one.
+    """
     path = contexts_path()
     try:
         with open(path, "rb") as file:
@@ -82,6 +86,8 @@ def load_contexts() -> Contexts:
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except OSError as error:
+        if isinstance(error, PermissionError) and not (is_necessary or os.environ.get(CONTEXT_VARIABLE)):
+            return Contexts()
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     import tomllib  # takes longer than the rest of this module
 

@@ -9,7 +9,7 @@ Invariant: no `repr` and no error contains a password.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import ConfigError
 from mansio.net.sasl import DEFAULT_MECHANISM, SaslCredentials
@@ -17,6 +17,7 @@ from mansio.net.tls.contexts import load_client_context
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping
 
 VARIABLES: Final = {
     "tls": "MANSIO_TLS",
@@ -27,6 +28,15 @@ VARIABLES: Final = {
     "key": "MANSIO_KEY",
 }
 """Setting -> environment variable."""
+UNSECURED: Final[Mapping[str, Any]] = {
+    "tls": False,
+    "user": "",
+    "password": "",
+    "certificate": "",
+    "key": "",
+}
+"""Settings of a client of a broker without TLS and users, whatever the environment states."""
+
 _FLAGS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 

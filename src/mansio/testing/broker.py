@@ -23,6 +23,7 @@ from mansio.host.asyncio_loop import new_event_loop
 from mansio.host.clock import HostRandom
 from mansio.host.host_ports import HostPorts
 from mansio.host.platforms import require_posix
+from mansio.net.security_settings import UNSECURED
 from mansio.node.broker import Broker
 from mansio.testing.broker_faults import BrokerFaults
 from mansio.testing.disk import SimulatedDisk
@@ -44,9 +45,6 @@ T = TypeVar("T")
 
 START_S_MAX = 60.0
 STOP_MARGIN_S = 10.0
-UNSECURED = {"tls": False, "user": "", "password": "", "certificate": "", "key": ""}
-"""How clients of the test's broker connect, whatever the environment states."""
-
 TEST_SETTINGS = {
     "listeners": "127.0.0.1:0",
     "http_listener": "",

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shlex
+import signal
 import ssl
 import subprocess
 import sys
@@ -164,6 +165,44 @@ def test_a_terminal_shows_the_new_password_once(tmp_path: Path) -> None:
     password = (tmp_path / "d/security/admin.password").read_text().strip()
     assert [password in text for text in shown] == [True, False]
     assert password not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.full
+def test_a_broker_ends_with_its_terminal_and_reads_certificates_again_while_there_is_one(
+    tmp_path: Path,
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    command = [*mansio_command(), "serve", "--secure", "--data", "d", "--kafka", address, "--http", ""]
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+    ours, theirs = pty.openpty()
+    output = tmp_path / "output"
+    try:
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, *command],
+                stdin=theirs,
+                stdout=file,
+                stderr=file,
+                env=inherited(),
+                cwd=tmp_path,
+                start_new_session=True,
+            )
+        os.close(theirs)
+        try:
+            wait_until(lambda: "kcat -F" in output.read_text(), scaled(DEADLINE_S))
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "tls_certificate_renewed" in output.read_text(), scaled(DEADLINE_S))
+            assert process.poll() is None
+        except BaseException:
+            process.kill()
+            raise
+    finally:
+        os.close(ours)
+    try:
+        assert process.wait(scaled(DEADLINE_S)) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.full

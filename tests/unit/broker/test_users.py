@@ -292,6 +292,12 @@ def test_set_password_keeps_the_salts_and_the_present_password_for_the_given_tim
             "alice", "third", previous_valid_ms=60_000, is_confidential=True, caller=ANONYMOUS
         )
         assert [logs_in(users, "alice", one) for one in (PASSWORD, "second", "third")] == [False, True, True]
+        stored = users.directory.find("alice", SHA_512).credential
+        await users.set_password(  # of a client that did not get the answer
+            "alice", "third", previous_valid_ms=60_000, is_confidential=True, caller=ANONYMOUS
+        )
+        assert users.directory.find("alice", SHA_512).credential == stored
+        assert [logs_in(users, "alice", one) for one in ("second", "third")] == [True, True]
         await users.set_password("alice", "fourth", is_confidential=True, caller=ANONYMOUS)
         assert [logs_in(users, "alice", one) for one in ("third", "fourth")] == [False, True]
         for wrong in (-1, 366 * 24 * 60 * 60 * 1000):

@@ -53,6 +53,14 @@ def test_http_is_open_on_loopback_or_off_and_nowhere_else() -> None:
         ({"etcd_endpoints": "http://127.0.0.1:2379"}, "etcd_endpoints: --secure protects a single broker"),
         ({"etcd_join": "127.0.0.1"}, "etcd_join: --secure protects a single broker"),
         (
+            {"listeners": "PLAINTEXT://127.0.0.1:9092"},
+            "listeners: with --secure, one of them has to authenticate its clients; write SASL_SSL",
+        ),
+        (
+            {"listeners": "INSIDE://127.0.0.1:9092", "listener_security_protocol_map": "INSIDE:PLAINTEXT"},
+            "listeners: with --secure, one of them has to authenticate its clients",
+        ),
+        (
             {"ssl_certificate_location": "c"},
             "ssl_certificate_location: --secure makes a certificate of its own",
         ),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import ConfigError
+from mansio.net import contexts as contexts_module
 from mansio.net.contexts import (
     Context,
     Contexts,
@@ -54,6 +56,22 @@ def test_contexts_are_read_as_they_were_stored(by_name: dict[str, Context]) -> N
     contexts = Contexts(by_name, next(iter(by_name), None))
     store_contexts(contexts)
     assert load_contexts() == contexts
+
+
+def test_a_file_out_of_reach_is_necessary_only_if_it_is_asked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(path: str, *arguments: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(contexts_module, "open", unreachable, raising=False)
+    assert load_contexts() == Contexts()
+    assert resolve_security(HERE, {"tls": "ca.pem"}).tls == "ca.pem"
+    with pytest.raises(ConfigError, match="Permission denied"):
+        load_contexts(is_necessary=True)
+    monkeypatch.setenv("MANSIO_CONTEXT", "here")
+    with pytest.raises(ConfigError, match="Permission denied"):
+        resolve_security(HERE)
 
 
 def test_the_file_is_for_its_user_alone(home: Path) -> None:

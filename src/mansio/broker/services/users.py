@@ -286,7 +286,8 @@ class UserService:
         self, name: str, password: str, *, previous_valid_ms: int = 0, is_confidential: bool, caller: Caller
     ) -> None:
         """Change the password of a user for all mechanisms that the user has, with their salts and iterations. For
-        `previous_valid_ms` the present password stays valid, too; an earlier one does not. `is_confidential`: whether
+        `previous_valid_ms` the present password stays valid, too; an earlier one does not. To repeat a call, because
+        its answer was lost, changes nothing. `is_confidential`: whether
         nobody else can read the connection.
 
         Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `ResourceNotFound`,
@@ -305,8 +306,9 @@ class UserService:
             if not known:
                 raise ResourceNotFound(f"there is no user {name!r}")
             until_ms = self._clock.wall_ms() + previous_valid_ms if previous_valid_ms else None
-            changes = await self._compute(partial(_with_password, known, password, until_ms))
-            if await self._write(name, known, changes):
+            computed = await self._compute(partial(_with_password, known, password, until_ms))
+            changes = {key: each for key, each in computed.items() if each is not known[key]}
+            if not changes or await self._write(name, known, changes):
                 return
         raise ConcurrentChange("this user is being changed concurrently")
 

@@ -92,7 +92,7 @@ def add_context(
     if password_file is not None and user is None:
         usage_error("it needs --user", "--password-file")
     parse_addresses(bootstrap_servers)
-    contexts = load_contexts()
+    contexts = load_contexts(is_necessary=True)
     if name in contexts.by_name and not replace:
         usage_error(f"there is a context {name!r}; --replace replaces it", "NAME")
     security = SecuritySettings(
@@ -123,7 +123,7 @@ def list_contexts(output: OutputOption = Output.TABLE) -> None:
     """List the contexts, without passwords."""
     from mansio.net.contexts import load_contexts
 
-    contexts = load_contexts()
+    contexts = load_contexts(is_necessary=True)
     current = os.environ.get("MANSIO_CONTEXT") or contexts.current
     rows = [_row(name, one, is_current=name == current) for name, one in sorted(contexts.by_name.items())]
     show_rows(output, rows, COLUMNS, empty="no contexts")
@@ -144,7 +144,7 @@ def _with_name(name: str) -> Any:
     from mansio.errors import ConfigError
     from mansio.net.contexts import load_contexts
 
-    contexts = load_contexts()
+    contexts = load_contexts(is_necessary=True)
     if name not in contexts.by_name:
         known = ", ".join(sorted(contexts.by_name)) or "none"
         raise ConfigError(f"there is no context {name!r}, but {known}")

@@ -410,8 +410,8 @@ async def _close(settings: Settings, broker: Broker, servers: list[HttpServer | 
 
 
 def _handle_signals(broker: Broker, stop: asyncio.Event) -> None:
-    """Stop on SIGTERM and SIGINT, at once on the second one; read certificates again on SIGHUP, if there are
-    any."""
+    """Stop on SIGTERM and SIGINT, at once on the second one; read certificates again on SIGHUP, if there are any, but
+    stop if the end of the terminal sends it."""
     import asyncio
     import signal
 
@@ -422,10 +422,27 @@ def _handle_signals(broker: Broker, stop: asyncio.Event) -> None:
             os._exit(FORCED_EXIT_CODE)
         stop.set()
 
+    had_terminal = _has_terminal()
+
+    def on_hangup() -> None:
+        if had_terminal and not _has_terminal():
+            stop.set()
+        else:
+            broker.reload_certificates()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    if broker.has_certificates:  # otherwise SIGHUP, which the end of a terminal sends, ends the process
-        loop.add_signal_handler(signal.SIGHUP, broker.reload_certificates)
+    if broker.has_certificates:  # otherwise SIGHUP ends the process
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+
+
+def _has_terminal() -> bool:
+    """Whether standard input is a terminal that exists."""
+    try:
+        os.tcgetpgrp(0)
+    except OSError:
+        return False
+    return True
 
 
 # -- systemd --------

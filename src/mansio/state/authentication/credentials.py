@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -116,12 +116,11 @@ class ScramCredential:
         password: str,
         salt: bytes,
         iterations: int,
-        previous: PreviousKeys | None = None,
     ) -> ScramCredential:
         """Return the credential of a password; takes milliseconds. Raises `UnacceptableCredential`."""
         _check_iterations(iterations)
         salted = salt_password(mechanism, encode_password(password), salt, iterations)
-        return cls(mechanism, iterations, salt, derive_keys(mechanism, salted), previous)
+        return cls(mechanism, iterations, salt, derive_keys(mechanism, salted))
 
     @classmethod
     def from_salted_password(
@@ -137,14 +136,16 @@ class ScramCredential:
         """Return the credential of a new password with the salt and iterations of this one; takes milliseconds.
 
         With `previous_valid_until_ms` (Unix time) the present password stays valid until then; a previous one does not.
-        Raises `UnacceptableCredential`.
+        If the password is the present one, a client repeats a request whose answer was lost: the credential is returned
+        as it is, and a previous password stays valid; without `previous_valid_until_ms` it does not. Raises
+        `UnacceptableCredential`.
         """
-        previous = (
-            None
-            if previous_valid_until_ms is None
-            else PreviousKeys(self.keys, previous_valid_until_ms, self.revision)
-        )
-        return self.from_password(self.mechanism, password, self.salt, self.iterations, previous)
+        changed = self.from_password(self.mechanism, password, self.salt, self.iterations)
+        if changed.keys == self.keys:
+            return self if self.previous is None or previous_valid_until_ms is not None else changed
+        if previous_valid_until_ms is None:
+            return changed
+        return replace(changed, previous=PreviousKeys(self.keys, previous_valid_until_ms, self.revision))
 
 
 def _check_iterations(iterations: int) -> None:

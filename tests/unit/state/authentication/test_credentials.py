@@ -101,6 +101,14 @@ def test_a_new_password_keeps_salt_and_iterations_and_only_the_last_previous_one
     assert third.with_password("fourth").previous is None
 
 
+def test_a_repeated_change_keeps_the_previous_password_valid() -> None:
+    second = credential("first").with_password("second", 1_000)
+    assert second.with_password("second", 2_000) is second
+    ended = second.with_password("second")
+    assert (ended.keys, ended.previous) == (second.keys, None)
+    assert ended.with_password("second") is ended
+
+
 def test_a_short_server_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         CredentialDirectory(lambda *_: None, b"short")

@@ -259,8 +259,9 @@ async def _wait_until_formed(plan: ClusterPlan, files: ClientFiles | None) -> No
     that each broker has registered before its ready line.
     """
     from mansio.client import connect
+    from mansio.net.security_settings import UNSECURED
 
-    security = {} if files is None else files.connect_arguments()
+    security = UNSECURED if files is None else files.connect_arguments()
     if security is None:
         return
     seen = 0
