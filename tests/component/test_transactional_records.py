@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.records import RecordsToDelete
 from mansio.errors import (
     ConcurrentTransactions,
@@ -268,7 +269,9 @@ def test_records_can_be_deleted_when_the_end_of_their_transaction_is_decided_and
 ) -> None:
     with bench(tmp_path) as one:
         assert one.send(batch(1)) == 0
-        deletion = one.services.records.delete_records([RecordsToDelete("t", 0, 1)], timeout_ms=1_000)
+        deletion = one.services.records.delete_records(
+            [RecordsToDelete("t", 0, 1)], timeout_ms=1_000, caller=ANONYMOUS
+        )
         deleted = asyncio.run_coroutine_threadsafe(deletion, one.loop)
         one.end(1, is_commit=True)
         assert deleted.result(scaled(30)) == [1]

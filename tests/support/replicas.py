@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from mansio.api.kafka.handlers.fetch import fetch
-from mansio.broker.services.authorization import Authorization
 from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_processing import BatchProcessor
@@ -22,6 +21,7 @@ from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.log_repairer import LogRepairer
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.routing.caller import ANONYMOUS_SESSION
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.produce import ProduceService

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services import configs
 from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource
 from mansio.broker.topics.topics import NewTopic
@@ -38,7 +39,7 @@ def alteration(resource: ConfigResource, **values: str) -> ConfigAlteration:
 
 
 def value_of(services: BrokerServices, resource: ConfigResource, name: str) -> tuple[str, Source]:
-    (found,) = services.configs.describe([ConfigQuery(resource, frozenset({name}))])
+    (found,) = services.configs.describe([ConfigQuery(resource, frozenset({name}))], caller=ANONYMOUS)
     (entry,) = found.entries
     return entry.value, entry.source
 
@@ -49,13 +50,16 @@ def test_settings_of_topics_and_groups_are_changed_and_described(tmp_path: Path)
             [
                 alteration(TOPIC, retention_ms="60000", segment_bytes="1048576"),
                 alteration(GROUP, consumer_session_timeout_ms="50000"),
-            ]
+            ],
+            caller=ANONYMOUS,
         )
         assert errors == [None, None]
         assert value_of(services, TOPIC, RETENTION) == ("60000", Source.TOPIC)
         assert value_of(services, GROUP, SESSION) == ("50000", Source.GROUP)
         assert services.topics.settings_of(services.topics.find("t")).retention_ms == 60_000
-        assert await services.configs.alter([alteration(TOPIC, retention_ms="70000")], replace=True) == [None]
+        assert await services.configs.alter(
+            [alteration(TOPIC, retention_ms="70000")], replace=True, caller=ANONYMOUS
+        ) == [None]
         assert value_of(services, TOPIC, RETENTION) == ("70000", Source.TOPIC)
         assert value_of(services, TOPIC, SEGMENT)[1] is Source.DEFAULT
 
@@ -66,7 +70,7 @@ def test_validation_changes_nothing(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         before = value_of(services, TOPIC, RETENTION)
         changes = [alteration(TOPIC, retention_ms="60000")]
-        assert await services.configs.alter(changes, validate_only=True) == [None]
+        assert await services.configs.alter(changes, validate_only=True, caller=ANONYMOUS) == [None]
         assert value_of(services, TOPIC, RETENTION) == before
 
     run(tmp_path, work)
@@ -84,7 +88,8 @@ def test_each_resource_fails_on_its_own(tmp_path: Path) -> None:
                 alteration(GROUP, consumer_session_timeout_ms="60000"),
                 alteration(ConfigResource(ResourceType.GROUP, "")),
                 alteration(TOPIC, retention_ms="soon"),
-            ]
+            ],
+            caller=ANONYMOUS,
         )
         assert [type(error) for error in errors] == [
             UnknownTopicOrPartition,
@@ -103,7 +108,7 @@ def test_each_resource_fails_on_its_own(tmp_path: Path) -> None:
             ConfigQuery(ConfigResource(ResourceType.BROKER, "")),
             ConfigQuery(BROKER),
         ]
-        found = list(services.configs.describe(queries))
+        found = list(services.configs.describe(queries, caller=ANONYMOUS))
         assert [type(each.error) for each in found] == [
             UnknownTopicOrPartition,
             InvalidRequest,
@@ -123,9 +128,9 @@ def test_a_description_is_bounded_and_a_repeated_query_is_answered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(services: BrokerServices) -> None:
-        assert len(list(services.configs.describe([ConfigQuery(TOPIC)] * 100))) == 1
+        assert len(list(services.configs.describe([ConfigQuery(TOPIC)] * 100, caller=ANONYMOUS))) == 1
         monkeypatch.setattr(configs, "ENTRIES_MAX", 10)
-        first, second = services.configs.describe([ConfigQuery(TOPIC), ConfigQuery(GROUP)])
+        first, second = services.configs.describe([ConfigQuery(TOPIC), ConfigQuery(GROUP)], caller=ANONYMOUS)
         assert first.error is None
         assert isinstance(second.error, InvalidRequest)
 
@@ -134,9 +139,11 @@ def test_a_description_is_bounded_and_a_repeated_query_is_answered_once(
 
 def test_resources_with_settings_are_listed(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        await services.configs.alter([alteration(GROUP, consumer_session_timeout_ms="50000")])
-        assert services.configs.list_resources() == [TOPIC, BROKER, GROUP]
-        assert services.configs.list_resources([ResourceType.GROUP, 99]) == [GROUP]
+        await services.configs.alter(
+            [alteration(GROUP, consumer_session_timeout_ms="50000")], caller=ANONYMOUS
+        )
+        assert services.configs.list_resources(caller=ANONYMOUS) == [TOPIC, BROKER, GROUP]
+        assert services.configs.list_resources([ResourceType.GROUP, 99], caller=ANONYMOUS) == [GROUP]
 
     run(tmp_path, work)
 
@@ -148,7 +155,7 @@ def test_dynamic_settings_of_the_broker_reach_what_uses_them(tmp_path: Path) -> 
             return ConfigAlteration(BROKER, [Change(name, operation, value)])
 
         async def alter(name: str, value: str | None) -> None:
-            assert await services.configs.alter([changed(name, value)]) == [None]
+            assert await services.configs.alter([changed(name, value)], caller=ANONYMOUS) == [None]
 
         cleaner = services.log_cleaner
         before = (cleaner.interval_ms, cleaner.bytes_per_second)
@@ -163,7 +170,7 @@ def test_dynamic_settings_of_the_broker_reach_what_uses_them(tmp_path: Path) -> 
             await services.topics.create(NewTopic("more", partitions=5))
         await alter("mansio.partitions_max", None)
         await services.topics.create(NewTopic("more", partitions=5))
-        (errors,) = await services.configs.alter([changed("listeners", "other:1")])
+        (errors,) = await services.configs.alter([changed("listeners", "other:1")], caller=ANONYMOUS)
         assert isinstance(errors, InvalidConfig)
 
     run(tmp_path, work)
@@ -173,7 +180,9 @@ def test_the_scrubber_is_started_and_stopped_by_its_rate(tmp_path: Path) -> None
     async def work(services: BrokerServices) -> None:
         async def alter(rate: str) -> None:
             change = Change("mansio.log_scrub_io_max_bytes_per_second", Operation.SET, rate)
-            assert await services.configs.alter([ConfigAlteration(BROKER, [change])]) == [None]
+            assert await services.configs.alter([ConfigAlteration(BROKER, [change])], caller=ANONYMOUS) == [
+                None
+            ]
 
         scrubber = services.log_scrubber
         assert scrubber.counts.rounds == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.records import ListedOffset, OffsetQuery, RecordsToDelete
 from mansio.broker.topics.topics import NewTopic
@@ -43,7 +44,9 @@ def test_offsets_are_listed_by_position_and_timestamp(tmp_path: Path) -> None:
         first_ms = await publish(services, 10)
 
         async def offset_of(timestamp_ms: int) -> ListedOffset:
-            (found,) = await services.records.list_offsets([OffsetQuery("t", 0, timestamp_ms)])
+            (found,) = await services.records.list_offsets(
+                [OffsetQuery("t", 0, timestamp_ms)], caller=ANONYMOUS
+            )
             assert isinstance(found, ListedOffset), found
             return found
 
@@ -67,7 +70,7 @@ def test_each_query_fails_on_its_own(tmp_path: Path) -> None:
             OffsetQuery("t", 5, LATEST_TIMESTAMP),
             OffsetQuery("t", 5, EARLIEST_TIMESTAMP),
         ]
-        results = await services.records.list_offsets(queries)
+        results = await services.records.list_offsets(queries, caller=ANONYMOUS)
         assert [type(each) for each in results] == [
             ListedOffset,
             UnknownTopicOrPartition,
@@ -91,7 +94,7 @@ def test_records_are_deleted_and_each_deletion_fails_on_its_own(tmp_path: Path) 
             RecordsToDelete("__consumer_offsets", 0, 0),
             RecordsToDelete("none", 0, 0),
         ]
-        results = await services.records.delete_records(deletions, timeout_ms=5000)
+        results = await services.records.delete_records(deletions, timeout_ms=5000, caller=ANONYMOUS)
         assert results[0] == 4
         assert [type(each) for each in results[1:]] == [
             OffsetOutOfRange,
@@ -108,6 +111,6 @@ def test_the_end_of_a_leader_epoch_is_the_end_of_the_log(tmp_path: Path) -> None
     async def work(services: BrokerServices) -> None:
         await publish(services, 3)
         epoch = services.partitions.find("t", None, 0).leader_epoch
-        assert services.records.offset_for_leader_epoch("t", None, 0, epoch).end_offset == 3
+        assert services.records.offset_for_leader_epoch("t", None, 0, epoch, caller=ANONYMOUS).end_offset == 3
 
     run(tmp_path, work)

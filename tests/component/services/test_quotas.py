@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.quotas import CLIENT_ID, IP, USER, MatchType, QuotaAlteration, QuotaFilter
 from mansio.errors import InvalidRequest, UnsupportedVersion
 from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, NonLiteralName, QuotaEntity
@@ -22,7 +23,7 @@ ANONYMOUS_DEFAULT = [(USER, "ANONYMOUS"), (CLIENT_ID, None)]
 
 
 def entities(services: BrokerServices, *filters: QuotaFilter, strict: bool = False) -> set[QuotaEntity]:
-    return {quota.entity for quota in services.quotas.describe(filters, strict=strict)}
+    return {quota.entity for quota in services.quotas.describe(filters, strict=strict, caller=ANONYMOUS)}
 
 
 def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
@@ -35,7 +36,8 @@ def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
                 QuotaAlteration(SLOW, [(PRODUCER_BYTE_RATE, 1000.0), (CONSUMER_BYTE_RATE, 2000.0)]),
                 QuotaAlteration(DEFAULT, [(PRODUCER_BYTE_RATE, 1e9)]),
                 QuotaAlteration(ANONYMOUS_DEFAULT, [(CONSUMER_BYTE_RATE, 5e9)]),
-            ]
+            ],
+            caller=ANONYMOUS,
         )
         assert errors == [None] * 3
         slow, default = (
@@ -58,7 +60,7 @@ def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
             QuotaAlteration(DEFAULT, [(PRODUCER_BYTE_RATE, None)]),
             QuotaAlteration(ANONYMOUS_DEFAULT, [(CONSUMER_BYTE_RATE, None)]),
         ]
-        assert await quotas.alter_each(removals) == [None] * 3
+        assert await quotas.alter_each(removals, caller=ANONYMOUS) == [None] * 3
         assert quotas.list_quotas() == []
         assert quotas.active is None
 
@@ -79,10 +81,10 @@ def test_each_alteration_fails_on_its_own_and_validation_changes_nothing(tmp_pat
             QuotaAlteration([(CLIENT_ID, "x")], [("request_percentage", 1.0)]),
             QuotaAlteration([(CLIENT_ID, "y")], rate * 2),
         ]
-        errors = await services.quotas.alter_each(alterations)
+        errors = await services.quotas.alter_each(alterations, caller=ANONYMOUS)
         assert all(isinstance(error, InvalidRequest) for error in errors)
         valid = [QuotaAlteration([(CLIENT_ID, "valid")], rate)]
-        assert await services.quotas.alter_each(valid, validate_only=True) == [None]
+        assert await services.quotas.alter_each(valid, validate_only=True, caller=ANONYMOUS) == [None]
         assert services.quotas.list_quotas() == []
 
     run(tmp_path, work)
@@ -104,6 +106,6 @@ def test_an_invalid_filter_is_rejected(
 ) -> None:
     async def work(services: BrokerServices) -> None:
         with pytest.raises(error):
-            services.quotas.describe(filters)
+            services.quotas.describe(filters, caller=ANONYMOUS)
 
     run(tmp_path, work)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.configs import ConfigAlteration, ConfigResource
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups import receive_records
@@ -86,7 +87,7 @@ async def prepare(services: BrokerServices, configs: Mapping[str, str] | None = 
     values = CONFIGS | dict(configs or {})
     changes = [Change(name, Operation.SET, value) for name, value in values.items()]
     group = ConfigResource(ResourceType.GROUP, "g")
-    assert await services.configs.alter([ConfigAlteration(group, changes)]) == [None]
+    assert await services.configs.alter([ConfigAlteration(group, changes)], caller=ANONYMOUS) == [None]
 
 
 async def publish(services: BrokerServices, *values: bytes, codec: Codec = Codec.NONE) -> None:
@@ -167,7 +168,7 @@ def test_a_call_does_not_end_at_offsets_without_a_record(tmp_path: Path) -> None
         await prepare(services)
         setting = [Change("mansio.delay.enable", Operation.SET, "true")]
         topic = ConfigResource(ResourceType.TOPIC, "t")
-        assert await services.configs.alter([ConfigAlteration(topic, setting)]) == [None]
+        assert await services.configs.alter([ConfigAlteration(topic, setting)], caller=ANONYMOUS) == [None]
         delayed = [RecordToPublish(b"later", partition=0, delay_ms=3_600_000)] * 5
         await services.publish.publish_records("t", delayed, timeout_ms=5000)
         await services.publish.publish_records("t", [RecordToPublish(b"v", partition=0)], timeout_ms=5000)

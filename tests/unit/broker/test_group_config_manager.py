@@ -12,6 +12,7 @@ import mansio.broker.coordinator.group.group_config_manager
 from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers import configs as handlers
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.configs import ConfigService
 from mansio.config import group_config
 from mansio.config.config_def import Change, Operation
@@ -66,7 +67,11 @@ async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: 
     service: Any = SimpleNamespace(
         scheduler=admin.scheduler,
         configs=ConfigService(
-            topics=topics, groups=configs, brokers=no_brokers, settings=Settings(node_id=1)
+            topics=topics,
+            groups=configs,
+            brokers=no_brokers,
+            settings=Settings(node_id=1),
+            authorization=Authorization(None),
         ),
     )
     frame = messages.encode_request(int(api), version, 7, "client", fields)[4:]

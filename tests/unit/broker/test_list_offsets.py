@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mansio.api.kafka.handlers.records import list_offsets
+from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.records import ListedOffset, RecordService
 from mansio.host.asyncio_loop import AsyncioScheduler
 
@@ -52,6 +54,7 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
             clock=cast("Any", SlowClock()),
             scheduler=scheduler,
             wait_ms_max=0,
+            authorization=Authorization(None),
         )
         service = SimpleNamespace(records=records, scheduler=scheduler)
 
@@ -60,7 +63,9 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
             loop.call_soon(others)
 
         loop.call_soon(others)
-        return await list_offsets(cast("Any", service), asked(indexes), cast("Any", None))
+        return await list_offsets(
+            cast("Any", service), asked(indexes), cast("Any", SimpleNamespace(caller=ANONYMOUS))
+        )
 
     (topic,) = asyncio.run(run())["topics"]
     return [(one["partition_index"], one["error_code"]) for one in topic["partitions"]], happened

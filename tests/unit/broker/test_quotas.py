@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio.broker.services.quotas
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.quotas import Quota, QuotaService
 from mansio.errors import InvalidRequest, PolicyViolation
 from mansio.host.clock import HostClock, HostRandom
@@ -32,6 +33,7 @@ def quotas_of(admin: Admin, state: MetadataImage) -> QuotaService:
         random=HostRandom(),
         clock=HostClock(),
         burst_ms=1000,
+        authorization=Authorization(None),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers.cluster import ALL_CLUSTER_OPERATIONS, ALL_TOPIC_OPERATIONS, OPERATIONS_OMITTED
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
@@ -63,7 +64,13 @@ class Peer:
             random=HostRandom(),
             settings=settings,
         )
-        configs = ConfigService(topics=admin.topics, groups=groups, brokers=brokers, settings=settings)
+        configs = ConfigService(
+            topics=admin.topics,
+            groups=groups,
+            brokers=brokers,
+            settings=settings,
+            authorization=Authorization(None),
+        )
         description = ClusterDescriptionService(topics=admin.topics, settings=settings, cluster=None)
         self.service: Any = SimpleNamespace(
             scheduler=admin.scheduler,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.config.item_limit import ITEMS_MAX, too_many_items
 from mansio.errors import MansioError, PolicyViolation
+from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
@@ -83,11 +84,13 @@ class AclService:
         self._authorization.check_cluster(caller, operation)
 
     def _select(self, selected: AclFilter) -> list[Acl]:
-        check_filter(selected)
-        return self._authorization.authorizer.acls(selected)
+        return self._authorization.authorizer.acls(checked_filter(selected))
 
-    async def create_each(self, acls: Sequence[Acl], *, caller: Caller) -> list[MansioError | None]:
-        """Add ACLs; those that exist stay as they are. Return the error of each, or None.
+    async def create_each(
+        self, items: Sequence[Acl | MansioError], *, caller: Caller
+    ) -> list[MansioError | None]:
+        """Add ACLs; those that exist stay as they are. Return the error of each item, or None. An item may be the error
+        for which it is no ACL; a caller without the right does not learn it.
 
         Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `PolicyViolation` for too many ACLs, `Unavailable`,
         `StorageError`.
@@ -95,8 +98,9 @@ class AclService:
         keys = self._state.keys
         try:
             self._check(caller, Operation.ALTER)
-            if (refused := too_many_items(len(acls))) is not None:
+            if (refused := too_many_items(len(items))) is not None:
                 raise copied(refused)
+            acls = [item for item in items if not isinstance(item, MansioError)]
             new = {
                 key: acl
                 for key, acl in ((acl_key(keys, acl), acl) for acl in acls)
@@ -105,14 +109,14 @@ class AclService:
             if self.acl_count + len(new) > ACLS_MAX:
                 raise PolicyViolation(f"there may be {ACLS_MAX} ACLs, and {self.acl_count} exist")
         except MansioError as error:
-            return [without_traceback(error)] * len(acls)
+            return [without_traceback(error)] * len(items)
         writer = new_writer_id(self._random)
         puts = [Put(key, metadata_store.encode(acl_document(acl), writer)) for key, acl in new.items()]
         errors = await self._write(puts)
         for key, acl in new.items():
             if key not in errors:
                 logger.info("acl_created", extra=_log_fields(acl))
-        return [errors.get(acl_key(keys, acl)) for acl in acls]
+        return [item if isinstance(item, MansioError) else errors.get(acl_key(keys, item)) for item in items]
 
     async def delete_each(
         self, filters: Sequence[AclFilter], *, caller: Caller
@@ -130,7 +134,9 @@ class AclService:
         except MansioError as error:
             return [without_traceback(error)] * len(filters)
         selected: list[list[Acl] | MansioError] = []
+        turns = ItemTurns(self._scheduler)
         for each in filters:
+            await turns.next(1 + self.acl_count)
             try:
                 selected.append(self._select(each))
             except MansioError as error:

@@ -28,10 +28,18 @@ from urllib.parse import quote
 
 from mansio.broker.topics.mutation_quota import MutationQuota
 from mansio.config.item_limit import too_many_items
-from mansio.errors import AuthorizationFailed, ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
+from mansio.errors import (
+    AuthorizationFailed,
+    ConcurrentChange,
+    InvalidRequest,
+    MansioError,
+    PolicyViolation,
+    UnsupportedVersion,
+)
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
+from mansio.state.authorization.acls import Operation
 from mansio.state.connection_rates import ConnectionRates
 from mansio.state.quota import (
     CONNECTION_CREATION_RATE,
@@ -43,7 +51,6 @@ from mansio.state.quota import (
     QuotaEntity,
     RateLimiter,
 )
-from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:

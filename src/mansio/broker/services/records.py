@@ -23,8 +23,8 @@ from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
-from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.ports import complete, complete_with_error, yield_to_loop
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 from mansio.wire.field_values import (
     EARLIEST_LOCAL_TIMESTAMP,

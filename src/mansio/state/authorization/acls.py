@@ -226,8 +226,8 @@ class AclFilter(NamedTuple):
 
 
 def checked_filter(selected: AclFilter) -> AclFilter:
-    """Return a filter with its host as ACLs have it. Raises `InvalidRequest` unless the numbers of the filter are known,
-    as Kafka does."""
+    """Return a filter with its host as ACLs have it. As in Kafka, raises `InvalidRequest` unless the numbers of the
+    filter are known."""
     for what, value, known in (
         ("type of resource", selected.resource_type, (ANY, *ResourceType)),
         ("type of pattern", selected.pattern_type, (ANY, MATCH, *PatternType)),

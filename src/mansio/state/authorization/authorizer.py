@@ -59,7 +59,6 @@ _FEW_PREFIXES: Final = 32
 """Number of prefixes up to which comparing a name with each is faster than looking up its beginnings."""
 
 
-
 def bit_of(operation: Operation) -> int:
     """Return the set of operations that contains one."""
     return 1 << operation

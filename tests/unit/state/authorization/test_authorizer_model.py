@@ -14,14 +14,15 @@ from mansio.state.authorization.acls import (
     MATCH,
     OPERATIONS,
     WILDCARD,
+    WILDCARD_PRINCIPAL,
     Acl,
     AclFilter,
     Operation,
     PatternType,
     Permission,
     ResourceType,
-    check_filter,
     checked_acl,
+    checked_filter,
 )
 from mansio.state.authorization.authorizer import (
     ALL_OPERATIONS,
@@ -44,6 +45,8 @@ SUBJECTS = [
 ]
 RESOURCE_TYPES = [ResourceType.TOPIC, ResourceType.GROUP]
 ASKED = [*NAMES, "abcd", "z"]
+MANY = [f"name{number}" for number in range(50)]
+"""With others, so that they are chosen by the patterns of the subject."""
 ASKED_OPERATIONS = [
     Operation.READ,
     Operation.WRITE,
@@ -51,6 +54,16 @@ ASKED_OPERATIONS = [
     Operation.DESCRIBE_CONFIGS,
     Operation.CREATE,
 ]
+
+VALID: dict[str, Any] = {
+    "resource_type": 2,
+    "pattern_type": 3,
+    "name": "orders",
+    "principal": "User:alice",
+    "host": "*",
+    "operation": 3,
+    "permission": 3,
+}
 
 acls = st.builds(
     Acl,
@@ -176,6 +189,10 @@ def test_decides_after_any_changes_as_a_scan_over_the_acls_that_are_left(
         allowed = [name for name in ASKED if authorizer.allows(subject, operation, resource_type, name)]
         assert allowed == expected
         assert authorizer.allowed_names(subject, operation, resource_type, ASKED) == expected
+        among = authorizer.allowed_names(subject, operation, resource_type, [*ASKED, *MANY])
+        assert among[: len(expected)] == expected
+        others = scan(known, subject, operation, resource_type, MANY[0], allow_everyone=allow_everyone)
+        assert among[len(expected) :] == (MANY if others else [])
 
 
 @settings(max_examples=60)
@@ -256,10 +273,30 @@ def test_many_prefixes_are_found_as_few_are() -> None:
     assert kept == ["team1.orders", "team199.x"]
 
 
-def test_a_mapped_address_is_the_host_of_its_ipv4_address() -> None:
-    assert new_subject("bob", "::ffff:192.0.2.1").host == "192.0.2.1"
-    assert new_subject("bob", "::FFFF:192.0.2.1").host == "192.0.2.1"
-    assert new_subject("bob", "2001:db8::1").host == "2001:db8::1"
+@pytest.mark.parametrize(
+    ("written", "socket"),
+    [
+        ("192.0.2.1", "::ffff:192.0.2.1"),
+        ("::FFFF:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:0:0:0:0:0:1", "2001:db8::1"),  # as Java writes it
+        ("2001:DB8::1", "2001:db8::1"),
+    ],
+)
+def test_a_denial_holds_for_its_host_however_the_address_is_written(written: str, socket: str) -> None:
+    denial = checked_acl(**{**VALID, "host": written, "permission": Permission.DENY})
+    authorizer = authorizer_of({checked_acl(**VALID), denial})
+    asked = (Operation.READ, ResourceType.TOPIC, "orders")
+    assert not authorizer.allows(new_subject("alice", socket), *asked)
+    assert authorizer.allows(new_subject("alice", "192.0.2.9"), *asked)
+    assert authorizer.acls(checked_filter(AclFilter(host=written))) == [denial]
+    assert authorizer.acls(checked_filter(AclFilter(host=socket))) == [denial]
+
+
+def test_all_users_are_no_super_user() -> None:
+    authorizer = Authorizer([WILDCARD_PRINCIPAL])
+    bob = new_subject("bob", "10.0.0.1")
+    assert not authorizer.is_super_user(bob)
+    assert not authorizer.allows(bob, Operation.READ, ResourceType.TOPIC, "orders")
 
 
 def test_groups_beyond_the_limit_are_no_principals() -> None:
@@ -312,19 +349,8 @@ filters = st.builds(
 @settings(max_examples=200)
 @given(known=st.sets(acls, min_size=10, max_size=30), selected=filters)
 def test_filters_select_as_those_of_kafkas_clients(known: set[Acl], selected: AclFilter) -> None:
-    check_filter(selected)
+    assert checked_filter(selected) == selected
     assert authorizer_of(known).acls(selected) == sorted(acl for acl in known if naive_match(selected, acl))
-
-
-VALID: dict[str, Any] = {
-    "resource_type": 2,
-    "pattern_type": 3,
-    "name": "orders",
-    "principal": "User:alice",
-    "host": "*",
-    "operation": 3,
-    "permission": 3,
-}
 
 
 @pytest.mark.parametrize(
@@ -366,4 +392,4 @@ def test_the_cluster_has_one_name() -> None:
 )
 def test_refuses_a_filter_with_unknown_numbers(selected: AclFilter) -> None:
     with pytest.raises(InvalidRequest):
-        check_filter(selected)
+        checked_filter(selected)

@@ -78,10 +78,8 @@ async def create_acls(service: BrokerServices, request: Struct, context: Request
             )
         except MansioError as error:
             made.append(without_traceback(error))
-    valid = [acl for acl in made if not isinstance(acl, MansioError)]
-    errors = iter(await service.acls.create_each(valid, caller=context.caller))
-    results = [acl if isinstance(acl, MansioError) else next(errors) for acl in made]
-    return {"results": [{} if error is None else _error_fields(error) for error in results]}
+    errors = await service.acls.create_each(made, caller=context.caller)
+    return {"results": [{} if error is None else _error_fields(error) for error in errors]}
 
 
 async def delete_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:

@@ -82,6 +82,7 @@ async def list_config_resources(
 
 async def alter_configs(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Replace all settings of each resource: settings that the request does not name are reset (KIP-133)."""
+
     def change(config: Struct) -> Change:
         return Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
 
@@ -92,6 +93,7 @@ async def incremental_alter_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Change the settings that the request names and leave the others unchanged (KIP-339)."""
+
     def change(config: Struct) -> Change:
         return Change(config.name, config.config_operation, config.value)
 

@@ -82,9 +82,7 @@ async def delete_records(service: BrokerServices, request: Struct, context: Requ
         ]
         await turns.next(1 + len(topic.partitions))
     results = iter(
-        await service.records.delete_records(
-            deletions, timeout_ms=request.timeout_ms, caller=context.caller
-        )
+        await service.records.delete_records(deletions, timeout_ms=request.timeout_ms, caller=context.caller)
     )
     topics = []
     for topic in request.topics:
