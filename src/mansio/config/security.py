@@ -3,25 +3,24 @@
 A listener authenticates its clients with SASL, or with certificates that it requires. On the listeners of HTTP and
 gRPC SASL means HTTP Basic. The SQS endpoint authenticates with access keys. As soon as one listener of any protocol
 authenticates, all do, except those that `open_listeners` names, which must be on loopback: a forgotten open listener
-would let everybody around the others. If none authenticates, Kafka's listeners are on loopback, unless
-`insecure_listen` is set.
+would let everybody around the others. If none authenticates, all are on loopback, unless `insecure_listen` is set.
 
 Each violation is a `ConfigError`, one line that begins with the setting.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.config.addresses import is_loopback_host
 from mansio.config.listeners import SecurityProtocol
 from mansio.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mansio.config.addresses import Address
-    from mansio.config.listeners import Listener, Listeners
+    from mansio.config.listeners import Listener
 
 PLAIN: Final = "PLAIN"
 SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
@@ -30,6 +29,20 @@ SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
 CLIENT_CERTIFICATES: Final = ("none", "requested", "required")
 """Values of `ssl_client_auth`."""
 REQUIRED: Final = "required"
+
+
+class ServedListener(NamedTuple):
+    """A listener of any protocol, as far as the rules need to know it.
+
+    `name`: under which `open_listeners` has it. `setting`: the setting with its address. `address`: at which other
+    machines reach it; one on loopback if none does. `remedy`: what makes it authenticate its clients.
+    """
+
+    name: str
+    setting: str
+    address: Address
+    is_authenticated: bool
+    remedy: str
 
 
 def parse_mechanisms(text: str) -> tuple[str, ...]:
@@ -70,10 +83,29 @@ def check_mechanisms(listener: Listener, enabled: tuple[str, ...]) -> None:
         )
 
 
-def is_authenticated(listener: Listener, client_certificates: str) -> bool:
-    """Whether a listener accepts only clients that authenticate. `client_certificates`: one of
+def served_by_kafka(listener: Listener, client_certificates: str) -> ServedListener:
+    """Return what the rules need to know of a listener of the Kafka protocol. `client_certificates`: one of
     `CLIENT_CERTIFICATES`."""
-    return is_protocol_authenticated(listener.security_protocol, client_certificates)
+    authenticates = is_protocol_authenticated(listener.security_protocol, client_certificates)
+    address = _reached_at(listener)
+    setting = "listeners" if address == listener.address else "advertised_listeners"
+    return ServedListener(listener.name, setting, address, authenticates, "start with --secure")
+
+
+def served_to_users(
+    name: str, address: Address, protocol: SecurityProtocol, client_certificates: str
+) -> ServedListener:
+    """Return what the rules need to know of the listener of HTTP or gRPC, whose users are those of the Kafka protocol.
+    `name`: with which its settings begin. `client_certificates`: one of `CLIENT_CERTIFICATES`."""
+    authenticates = is_protocol_authenticated(protocol, client_certificates)
+    remedy = f"start with --secure and {name}_security_protocol=SASL_SSL, use an address on loopback"
+    return ServedListener(name, f"{name}_listener", address, authenticates, remedy)
+
+
+def served_by_sqs(address: Address, *, has_keys: bool) -> ServedListener:
+    """Return what the rules need to know of the SQS endpoint. `has_keys`: whether its clients have access keys."""
+    remedy = "set sqs_access_keys_file, use an address on loopback"
+    return ServedListener("sqs", "sqs_listener", address, has_keys, remedy)
 
 
 def is_protocol_authenticated(protocol: SecurityProtocol, client_certificates: str) -> bool:
@@ -98,47 +130,43 @@ def check_passwords(setting: str, address: Address, protocol: SecurityProtocol) 
         )
 
 
-def check_listeners(
-    listeners: Listeners,
-    others: Mapping[str, tuple[Address, bool]],
-    open_listeners: str,
-    client_certificates: str,
-) -> bool:
-    """Check that all listeners authenticate if one does, apart from the open ones; return whether one does.
-
-    `others`: the listeners of other protocols by the name under which `open_listeners` has them: address, and whether
-    they authenticate. Raises `ConfigError`.
-    """
-    known = {
-        each.name: (_reached_at(each), is_authenticated(each, client_certificates)) for each in listeners.all
-    } | dict(others)
-    opened = _parse_open(open_listeners, known)
-    authenticating = [name for name, (_, authenticates) in known.items() if authenticates]
+def check_listeners(served: Sequence[ServedListener], open_listeners: str) -> bool:
+    """Check that all listeners authenticate if one does, apart from the open ones; return whether one does. Raises
+    `ConfigError`."""
+    opened = _parse_open(open_listeners, [each.name for each in served])
+    authenticating = [each.name for each in served if each.is_authenticated]
     if not authenticating:
         return False
-    for name, (address, authenticates) in known.items():
-        if authenticates:
+    for name, setting, address, is_authenticated, _ in served:
+        if is_authenticated:
             continue
         if not is_loopback_host(address.host):
             raise ConfigError(
-                f"{_setting_of(name, others)}: {name} on {address} does not authenticate its clients, but "
-                f"{authenticating[0]} does; only a listener on loopback may be open"
+                f"{setting}: {name} on {address} does not authenticate its clients, but {authenticating[0]} does; only "
+                "a listener on loopback may be open"
             )
         if name not in opened:
             raise ConfigError(
-                f"{_setting_of(name, others)}: {name} on {address} does not authenticate its clients, but "
-                f"{authenticating[0]} does; turn it off, or set open_listeners={name}"
+                f"{setting}: {name} on {address} does not authenticate its clients, but {authenticating[0]} does; turn "
+                f"it off, or set open_listeners={name}"
             )
     return True
 
 
-def check_unprotected(unprotected: Sequence[Listener]) -> None:
+def find_unprotected(served: Iterable[ServedListener]) -> tuple[ServedListener, ...]:
+    """Return the listeners that other machines reach and that do not authenticate their clients."""
+    return tuple(
+        each for each in served if not each.is_authenticated and not is_loopback_host(each.address.host)
+    )
+
+
+def check_unprotected(unprotected: Iterable[ServedListener]) -> None:
     """Check that there are no listeners that other machines reach and that do not authenticate their clients. Raises
-    `ConfigError`, which names both remedies."""
-    for each in unprotected:
+    `ConfigError`, which names the remedies."""
+    for name, setting, address, _, remedy in unprotected:
         raise ConfigError(
-            f"listeners: {each.name} on {each.address} is reached by other machines, and does not authenticate its "
-            "clients; start with --secure, or set insecure_listen=true"
+            f"{setting}: {name} on {address} is reached by other machines, and does not authenticate its clients; "
+            f"{remedy}, or set insecure_listen=true"
         )
 
 
@@ -152,7 +180,7 @@ def check_inter_broker(listener: Listener) -> None:
         )
 
 
-def _parse_open(text: str, known: Mapping[str, object]) -> frozenset[str]:
+def _parse_open(text: str, known: Sequence[str]) -> frozenset[str]:
     by_lower = {name.lower(): name for name in known}
     opened = set()
     for name in filter(None, (piece.strip() for piece in text.split(","))):
@@ -161,7 +189,3 @@ def _parse_open(text: str, known: Mapping[str, object]) -> frozenset[str]:
             raise ConfigError(f"open_listeners: {name} is not one of the listeners, {', '.join(known)}")
         opened.add(found)
     return frozenset(opened)
-
-
-def _setting_of(name: str, others: Mapping[str, object]) -> str:
-    return f"{name}_listener" if name in others else "listeners"

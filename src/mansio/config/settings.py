@@ -33,21 +33,22 @@ from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, Listeners, SecurityPro
 from mansio.config.security import (
     CLIENT_CERTIFICATES,
     SASL_MECHANISMS,
+    ServedListener,
     check_inter_broker,
     check_listeners,
     check_mechanisms,
     check_passwords,
     check_unprotected,
-    is_authenticated,
-    is_protocol_authenticated,
+    find_unprotected,
     parse_mechanisms,
+    served_by_kafka,
+    served_by_sqs,
+    served_to_users,
 )
 from mansio.errors import ConfigError, InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from mansio.config.listeners import Listener
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -165,8 +166,8 @@ class Settings:
     )
     insecure_listen: bool = _setting(
         False,
-        "Serve listeners of the Kafka protocol that other machines reach and that do not authenticate their clients: "
-        "everybody who reaches them can read and change everything.",
+        "Serve listeners that other machines reach and that do not authenticate their clients: everybody who reaches "
+        "them can read and change everything.",
     )
     ssl_certificate_location: str = _setting(
         "",
@@ -749,13 +750,22 @@ class Settings:
         )
 
     @property
-    def unprotected_listeners(self) -> tuple[Listener, ...]:
-        """The listeners of the Kafka protocol that other machines reach, and that do not authenticate their clients."""
-        return tuple(
-            each
-            for each in self.kafka_listeners.all
-            if not is_authenticated(each, self.ssl_client_auth) and not is_loopback_host(each.address.host)
-        )
+    def served_listeners(self) -> tuple[ServedListener, ...]:
+        """The listeners of all protocols, without those that are off."""
+        certificates = self.ssl_client_auth
+        found = [served_by_kafka(each, certificates) for each in self.kafka_listeners.all]
+        if self.http_address is not None:
+            found.append(served_to_users("http", self.http_address, self.http_security, certificates))
+        if self.grpc_address is not None:
+            found.append(served_to_users("grpc", self.grpc_address, self.grpc_security, certificates))
+        if self.sqs_address is not None:
+            found.append(served_by_sqs(self.sqs_address, has_keys=bool(self.sqs_access_keys_file)))
+        return tuple(found)
+
+    @property
+    def unprotected_listeners(self) -> tuple[ServedListener, ...]:
+        """The listeners that other machines reach and that do not authenticate their clients."""
+        return find_unprotected(self.served_listeners)
 
     @property
     def sasl_mechanisms(self) -> tuple[str, ...]:
@@ -899,19 +909,7 @@ class Settings:
             check_passwords("http_security_protocol", self.http_address, self.http_security)
         if self.grpc_address is not None:
             check_passwords("grpc_security_protocol", self.grpc_address, self.grpc_security)
-        others = {
-            "http": (
-                self.http_address,
-                is_protocol_authenticated(self.http_security, self.ssl_client_auth),
-            ),
-            "grpc": (
-                self.grpc_address,
-                is_protocol_authenticated(self.grpc_security, self.ssl_client_auth),
-            ),
-            "sqs": (self.sqs_address, bool(self.sqs_access_keys_file)),
-        }
-        served = {name: (address, known) for name, (address, known) in others.items() if address is not None}
-        if check_listeners(listeners, served, self.open_listeners, self.ssl_client_auth):
+        if check_listeners(self.served_listeners, self.open_listeners):
             if self.clustered:
                 check_inter_broker(listeners.inter_broker)
             self._check_etcd_connection()

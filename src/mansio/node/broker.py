@@ -244,7 +244,7 @@ class Broker:
                     listener=each.name,
                     address=each.address,
                     reason="everybody who reaches this listener can read and change everything",
-                    remedy="--secure",
+                    remedy=each.remedy,
                 ),
             )
         store: MetadataStore

@@ -206,15 +206,26 @@ def test_a_broker_ends_with_its_terminal_and_reads_certificates_again_while_ther
 
 
 @pytest.mark.full
-def test_open_listener_beyond_loopback_is_refused_with_both_remedies_or_warned_of(tmp_path: Path) -> None:
-    kafka, http = f"0.0.0.0:{free_port()}", f"127.0.0.1:{free_port()}"
-    command = [*mansio_command(), "serve", "--data", str(tmp_path / "data"), "--kafka", kafka, "--http", http]
-    refused = subprocess.run(
-        command, capture_output=True, text=True, env=inherited(), timeout=scaled(DEADLINE_S), check=False
-    )
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--secure, or set insecure_listen=true" in refused.stderr.splitlines()[-1]
-    assert not (tmp_path / "data").exists()
+def test_open_listeners_beyond_loopback_are_refused_with_their_remedies_or_warned_of(tmp_path: Path) -> None:
+    port, http_port = free_port(), free_port()
+    kafka, http = f"0.0.0.0:{port}", f"0.0.0.0:{http_port}"
+    serve = [*mansio_command(), "serve", "--data", str(tmp_path / "data")]
+    command = [*serve, "--kafka", kafka, "--http", http]
+    for refused_command, remedy in (
+        (command, "--secure, or set insecure_listen=true"),
+        ([*serve, "--kafka", f"127.0.0.1:{port}", "--http", http], "http_security_protocol=SASL_SSL, use an"),
+    ):
+        refused = subprocess.run(
+            refused_command,
+            capture_output=True,
+            text=True,
+            env=inherited(),
+            timeout=scaled(DEADLINE_S),
+            check=False,
+        )
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert remedy in refused.stderr.splitlines()[-1]
+        assert not (tmp_path / "data").exists()
     for number in (1, 2):
         log_file, output = tmp_path / f"log{number}", tmp_path / f"output{number}"
         with log_file.open("wb") as log, output.open("wb") as out:
@@ -227,17 +238,18 @@ def test_open_listener_beyond_loopback_is_refused_with_both_remedies_or_warned_o
                 scaled(DEADLINE_S),
                 "the ready line",
             )
-            metrics = httpx.get(f"http://{http}/metrics", timeout=scaled(20)).text
-            assert "mansio_unprotected_listeners 1.0" in metrics
+            metrics = httpx.get(f"http://127.0.0.1:{http_port}/metrics", timeout=scaled(20)).text
+            assert "mansio_unprotected_listeners 2.0" in metrics
             process.terminate()
             assert process.wait(scaled(DEADLINE_S)) == 0
         finally:
             process.kill()
             process.wait()
         warned = [line for line in log_file.read_text().splitlines() if "insecure_listen" in line]
-        assert len(warned) == 1
-        assert "WARN" in warned[0]
-        assert f"address={kafka}" in warned[0]
+        assert len(warned) == 2
+        for line, address in zip(warned, (kafka, http), strict=True):
+            assert "WARN" in line
+            assert f"address={address}" in line
 
 
 CERTIFICATES = "127.0.0.1:9094"

@@ -31,7 +31,7 @@ def test_members_are_sorted_and_the_own_one_is_tried_first() -> None:
     members = parse_members(THREE)
     assert members == parse_members("a:2390/2391,[::1]:2380/2379,B:2380")
     assert members == (MemberAddress("::1"), MemberAddress("a", 2390, 2391), MemberAddress("b"))
-    settings = Settings(etcd_join=THREE, advertised_listeners="A:9092")
+    settings = Settings(etcd_join=THREE, advertised_listeners="A:9092", insecure_listen=True)
     assert settings.own_etcd_member() == MemberAddress("a", 2390, 2391)
     assert settings.etcd_urls == ("http://a:2391", "http://[::1]:2379", "http://b:2379")
 

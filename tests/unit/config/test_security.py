@@ -17,7 +17,9 @@ CLUSTER = {**FILES, "etcd_endpoints": "http://127.0.0.1:2379"}
 @pytest.mark.parametrize(
     "given_settings",
     [
-        {"listeners": "PLAINTEXT://127.0.0.1:9092", "http_listener": "0.0.0.0:9080"},
+        {"http_listener": "[::1]:9080", "grpc_listener": "localhost:9", "sqs_listener": "127.0.0.1:9324"},
+        {"listeners": "127.0.0.1:9092", "advertised_listeners": "localhost:19092"},
+        {"http_listener": "0.0.0.0:9080", "insecure_listen": True},
         {"listeners": "PLAINTEXT://0.0.0.0:9092", "insecure_listen": True},
         {"listeners": "SSL://[::]:9092", "insecure_listen": True, **FILES},
         {"listeners": "SSL://[::1]:9092", **FILES},
@@ -57,7 +59,12 @@ CLUSTER = {**FILES, "etcd_endpoints": "http://127.0.0.1:2379"}
             "ssl_client_auth": "required",
             **FILES,
         },
-        {"http_listener": "0.0.0.0:9080", "http_security_protocol": "SSL", **FILES},
+        {
+            "http_listener": "0.0.0.0:9080",
+            "http_security_protocol": "SSL",
+            "insecure_listen": True,
+            **FILES,
+        },
         {
             "listeners": "SASL_SSL://h:9092",
             "http_listener": "",
@@ -130,7 +137,8 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
                 "open_listeners": "PLAINTEXT",
                 **FILES,
             },
-            "listeners: PLAINTEXT on 10.0.0.5:2 does not authenticate its clients, but SASL_SSL does; only a listener",
+            "advertised_listeners: PLAINTEXT on 10.0.0.5:2 does not authenticate its clients, but SASL_SSL does; only "
+            "a listener on loopback",
         ),
         (
             {
@@ -221,6 +229,52 @@ def test_a_listener_or_store_without_protection_beside_protected_ones_is_refused
         Settings(**given_settings)
     assert str(error.value).startswith(complaint)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "name", "complaint"),
+    [
+        (
+            {"http_listener": "0.0.0.0:9080"},
+            "http",
+            "http_listener: http on 0.0.0.0:9080 is reached by other machines, and does not authenticate its clients; "
+            "start with --secure and http_security_protocol=SASL_SSL, use an address on loopback, or set "
+            "insecure_listen=true",
+        ),
+        (
+            {"http_listener": "h:9080", "http_security_protocol": "SSL", **FILES},
+            "http",
+            "http_listener: http on h:9080 is reached by other machines",
+        ),
+        (
+            {"grpc_listener": "[::]:9"},
+            "grpc",
+            "grpc_listener: grpc on [::]:9 is reached by other machines, and does not authenticate its clients; start "
+            "with --secure and grpc_security_protocol=SASL_SSL, use an address on loopback, or set "
+            "insecure_listen=true",
+        ),
+        (
+            {"sqs_listener": "0.0.0.0:9324", "sqs_security_protocol": "SSL", **FILES},
+            "sqs",
+            "sqs_listener: sqs on 0.0.0.0:9324 is reached by other machines, and does not authenticate its clients; "
+            "set sqs_access_keys_file, use an address on loopback, or set insecure_listen=true",
+        ),
+        (
+            {"advertised_listeners": "broker.example:9092"},
+            "PLAINTEXT",
+            "advertised_listeners: PLAINTEXT on broker.example:9092 is reached by other machines",
+        ),
+    ],
+)
+def test_a_listener_beyond_loopback_without_authentication_is_refused_or_counted_in_every_protocol(
+    given_settings: dict[str, Any], name: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        Settings(**given_settings)
+    assert str(error.value).startswith(complaint)
+    assert "\n" not in str(error.value)
+    (unprotected,) = Settings(insecure_listen=True, **given_settings).unprotected_listeners
+    assert unprotected.name == name
 
 
 def test_only_addresses_of_this_machine_are_loopback() -> None:

@@ -115,7 +115,7 @@ def _authentications(broker: RunningBroker) -> Iterator[Measurement]:
         "waiting_password_checks", "Passwords that wait to be checked.", services.passwords.waiting_count
     )
     yield _gauge("users", "Users of the cluster.", services.users.user_count)
-    meaning = "Kafka listeners that other machines reach and that do not authenticate their clients."
+    meaning = "Listeners that other machines reach and that do not authenticate their clients."
     yield _gauge("unprotected_listeners", meaning, len(services.settings.unprotected_listeners))
 
 
