@@ -34,7 +34,11 @@ class BrokerSecurity:
         listeners = settings.kafka_listeners.all
         if any(each.is_encrypted for each in settings.security_protocols):
             self.certificates = CertificateReloader(
-                _files(settings), host.scheduler, host.file_thread, dials=self._dials_with_tls
+                _files(settings),
+                host.scheduler,
+                host.file_thread,
+                dials=self._dials_with_tls,
+                logs_in=settings.kafka_listeners.inter_broker.security_protocol.is_authenticated,
             )
         self.listeners = {
             each.name: self._security_of(each)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mansio.errors import ConnectionLost
+from mansio.config.settings import Settings
+from mansio.errors import ConfigError, ConnectionLost
 from mansio.logs import FIELDS
 from mansio.net.broker_dialler import BrokerDialler
 from mansio.net.connection import ConnectionOptions
 from mansio.net.tls.contexts import load_dialler_context
+from mansio.node.security import BrokerSecurity
 from support.certificates import Authority, Certificate
 from support.machine import scaled
-from support.tls_listener import TlsListener, server_context, tls_files
+from support.tls_listener import TlsListener, echoes, server_context, tls_files
 from unit.net.stub_broker import StubBroker
 
 if TYPE_CHECKING:
@@ -125,3 +128,35 @@ def test_the_certificate_of_the_broker_is_presented_where_listeners_ask_for_cert
         listener.acceptor.new_protocol = new_protocol
         asyncio.run(run(listener.port))
     assert ["broker" in str(one) for one in subjects] == [how != "none"]
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
+def test_certificate_has_to_be_for_clients_only_where_the_listener_between_brokers_asks_for_it(
+    authority: Authority, protocol: str
+) -> None:
+    served = authority.issue("broker", purposes=("serverAuth",))
+    settings = Settings(
+        listeners="CLIENTS://127.0.0.1:9092,BROKERS://127.0.0.1:9093",
+        listener_security_protocol_map=f"CLIENTS:SSL,BROKERS:{protocol}",
+        inter_broker_listener_name="BROKERS",
+        ssl_certificate_location=str(served.certificate),
+        ssl_key_location=str(served.key),
+        ssl_ca_location=str(authority.certificate),
+        ssl_client_auth="required",
+        http_listener="",
+        etcd_endpoints="http://127.0.0.1:2379",
+    )
+    host = cast("Any", SimpleNamespace(scheduler=None, file_thread=None, random=SimpleNamespace(bytes=None)))
+    if protocol == "SSL":
+        with pytest.raises(ConfigError, match=f"a certificate in {served.certificate} is not valid"):
+            BrokerSecurity(settings, host)
+        return
+    security = BrokerSecurity(settings, host)
+    listener_context = security.listeners["BROKERS"].context
+    assert listener_context is not None
+    assert security.dialler_context is not None
+    with (
+        TlsListener(listener_context()) as listener,
+        listener.connect(security.dialler_context()) as client,
+    ):
+        assert echoes(client)

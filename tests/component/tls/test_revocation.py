@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.net.tls.certificate_reloader import CertificateReloader
+from mansio.net.tls import contexts
 from mansio.net.tls.contexts import load_dialler_context, load_server_context
 from mansio.testing.broker import TestBroker
 from support.certificates import Authority
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from support.certificates import Certificate
 
 LONG_AGO = ("20200101000000Z", "20200201000000Z")
+LATER = ("20900101000000Z", "20910101000000Z")
 API_VERSIONS = bytes.fromhex("00000011001200000000000100076c696272646b61")
 
 
@@ -90,21 +92,75 @@ def test_broker_does_not_connect_to_one_whose_certificate_is_revoked(scene: Scen
             listener.connect(load_dialler_context(scene.files))
 
 
+def refusals(files: TlsFiles) -> list[str]:
+    """Why a listener and a broker that connects refuse the files."""
+    lines = []
+    for load in (load_server_context, load_dialler_context):
+        with pytest.raises(ConfigError) as refused:
+            load(files)
+        lines.append(str(refused.value))
+    return lines
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", "no revocation list in PEM format"),
         ("-----BEGIN X509 CRL-----\nMAA=\n-----END X509 CRL-----\n", "cannot be read"),
         ("expired", "has expired"),
+        ("later", "is not valid yet"),
+        ("of another authority", "the issuer of a revocation list"),
     ],
 )
-def test_list_that_cannot_be_used_is_refused_with_one_line(scene: Scene, text: str, reason: str) -> None:
-    is_expired = text == "expired"
-    scene.list.write_text(scene.authority.revocation_list(dates=LONG_AGO) if is_expired else text)
-    with pytest.raises(ConfigError, match=reason) as refused:
-        CertificateReloader(scene.files, Any, Any)  # type: ignore[arg-type]  # neither is used
-    assert str(scene.list) in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_list_that_cannot_be_used_is_refused_with_one_line(
+    scene: Scene, tmp_path: Path, text: str, reason: str
+) -> None:
+    if text == "expired":
+        text = scene.authority.revocation_list(dates=LONG_AGO)
+    elif text == "later":
+        text = scene.authority.revocation_list() + scene.authority.revocation_list(dates=LATER)
+    elif text == "of another authority":
+        other = Authority(tmp_path / "other", "Other CA")
+        text = scene.authority.revocation_list() + other.revocation_list()
+    scene.list.write_text(text)
+    for line in refusals(scene.files):
+        assert reason in line
+        assert str(scene.list) in line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("label", ["CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE"])
+def test_certificate_beside_the_lists_does_not_become_an_authority(
+    scene: Scene, tmp_path: Path, label: str
+) -> None:
+    evil = Authority(tmp_path / "evil", "Evil CA")
+    added = evil.certificate.read_text().replace(" CERTIFICATE-", f" {label}-")
+    assert f"BEGIN {label}-" in added
+    scene.list.write_text(scene.authority.revocation_list() + evil.revocation_list() + added)
+    expected = f"{scene.list} contains a certificate; it may contain revocation lists only"
+    assert refusals(scene.files) == [expected, expected]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_context_gets_the_lists_that_were_checked_and_nothing_else_of_their_file(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    """Also if the search for certificates in the file misses one."""
+    evil = Authority(tmp_path / "evil", "Evil CA")
+    scene.list.write_text(evil.certificate.read_text() + scene.authority.revocation_list(scene.mallory))
+    monkeypatch.setattr(contexts, "_ANY_CERTIFICATE", re.compile("(?!)"))
+    if not in_memory:
+        monkeypatch.setattr(contexts, "_HAS_MEMFD", False)
+    server = load_server_context(scene.files).context
+    for context in (server, load_dialler_context(scene.files)):
+        assert context.cert_store_stats() == {"x509": 1, "crl": 1, "x509_ca": 1}
+    with TlsListener(server) as listener:
+        assert is_refused(listener, scene.context(scene.mallory))
+        stranger = client_context(scene.authority.certificate, evil.issue("stranger", names=()))
+        assert is_refused(listener, stranger)
+        wait_until(lambda: listener.failures() == {"revoked": 1, "unknown_ca": 1}, 20, "the failures")
+        with listener.connect(scene.context(scene.alice)) as client:
+            assert echoes(client)
 
 
 def is_open(client: ssl.SSLSocket) -> bool:
@@ -127,11 +183,14 @@ def test_open_connection_ends_when_its_certificate_is_revoked_and_the_old_list_s
         alice, mallory = connect(scene.alice), connect(scene.mallory)
         assert is_open(alice)
         assert is_open(mallory)
-        scene.list.write_text("not a list")
         certificates = broker.certificates
-        broker.broker._call(broker.reload(), 30)
-        wait_until(lambda: certificates.failures == 1, 30, "the refusal of the file")
-        assert is_open(mallory)
+        for failures, text in enumerate(("not a list", scene.authority.revocation_list(dates=LATER)), 1):
+            scene.list.write_text(text)
+            broker.broker._call(broker.reload(), 30)
+            wait_until(lambda count=failures: certificates.failures == count, 30, "the refusal of the file")
+            assert is_open(mallory)
+            with connect(scene.alice) as another:
+                assert is_open(another)
         scene.revoke(scene.mallory)
         broker.renew()
         mallory.settimeout(scaled(60))

@@ -49,18 +49,26 @@ class CertificateReloader:
     """The contexts of a broker, renewed when their files change. Belongs to one event loop."""
 
     def __init__(
-        self, files: TlsFiles, scheduler: Scheduler, thread: Background, *, dials: bool = False
+        self,
+        files: TlsFiles,
+        scheduler: Scheduler,
+        thread: Background,
+        *,
+        dials: bool = False,
+        logs_in: bool = False,
     ) -> None:
-        """Load the files. `dials`: whether the broker connects to listeners of other brokers. Raises `ConfigError` if
-        the files cannot be used."""
+        """Load the files. `dials`: whether the broker connects to listeners of other brokers; `logs_in`: whether
+        clients of those log in, so that they ask for no certificate. Raises `ConfigError` if the files cannot be
+        used."""
         self._files = files
         self._scheduler = scheduler
         self._thread = thread
         self._dials = dials
+        self._logs_in = logs_in
         self._stamps = _stamps_of(files)
         self._digests: WeakKeyDictionary[ssl.SSLContext, bytes] = WeakKeyDictionary()
         """Of the certificates in the contexts that connections still have."""
-        self._contexts = _load(files, dials=dials)
+        self._contexts = _load(files, dials=dials, logs_in=logs_in)
         self._note_digest()
         self._failure = ""
         """Why the files could not be used when they were last read; empty if they could."""
@@ -140,7 +148,9 @@ class CertificateReloader:
         def loaded(result: tuple[Stamps, _Loaded | None] | None, error: BaseException | None) -> None:
             self._on_loaded(result, error, is_requested=is_requested)
 
-        self._thread.submit(lambda: _load_changed(self._files, before, dials=self._dials), loaded)
+        self._thread.submit(
+            lambda: _load_changed(self._files, before, dials=self._dials, logs_in=self._logs_in), loaded
+        )
 
     def _warn_of_expired_lists(self) -> None:
         """Log once that a revocation list in use has expired, so that no certificate of its authority is accepted."""
@@ -192,18 +202,21 @@ class CertificateReloader:
         logger.warning("tls_certificate_not_renewed", extra=fields(reason=reason, remains="the one before"))
 
 
-def _load(files: TlsFiles, *, dials: bool) -> _Loaded:
-    return _Loaded(load_server_context(files), load_dialler_context(files) if dials else None)
+def _load(files: TlsFiles, *, dials: bool, logs_in: bool) -> _Loaded:
+    server = load_server_context(files)
+    return _Loaded(server, load_dialler_context(files, logs_in=logs_in) if dials else None)
 
 
-def _load_changed(files: TlsFiles, before: Stamps | None, *, dials: bool) -> tuple[Stamps, _Loaded | None]:
+def _load_changed(
+    files: TlsFiles, before: Stamps | None, *, dials: bool, logs_in: bool
+) -> tuple[Stamps, _Loaded | None]:
     """Load the files, unless their stamps are those of `before`; return their stamps as of before the load, so that a
     change in the meantime is found by the next check."""
     stamps = _stamps_of(files)
     if stamps == before:
         return stamps, None
     try:
-        return stamps, _load(files, dials=dials)
+        return stamps, _load(files, dials=dials, logs_in=logs_in)
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
 

@@ -7,25 +7,29 @@ complete and leads to the authority. So no library is needed that reads certific
 
 Invariants:
 * No error and no log line has a byte of a file's content.
+* A context trusts the certificates of its CA file, or those of the system, and no others.
 * Nothing asks for a passphrase: a key with one that is not given is refused.
 """
 
 from __future__ import annotations
 
+import base64
 import binascii
 import logging
 import os
 import re
 import ssl
 import stat
+import tempfile
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from mansio.errors import ConfigError
 from mansio.logs import fields
+from mansio.state.authentication.certificate_names import InvalidSubject, read_subject
 from mansio.state.authentication.der import InvalidDer
 from mansio.state.authentication.revocation import RevocationLists, read_revocation_list
 
@@ -39,6 +43,8 @@ TLS_1_2_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:!aNULL:!PSK:!SRP"
 """Cipher suites of TLS 1.2: forward secrecy and authenticated encryption (RFC 9325). Those of TLS 1.3 are OpenSSL's."""
 
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
+_ANY_CERTIFICATE: Final = re.compile(r"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----")
+"""Also with the labels `X509` and `TRUSTED`, which OpenSSL reads in a file."""
 _REVOCATION_LIST: Final = re.compile(r"-----BEGIN X509 CRL-----([^-]+)-----END X509 CRL-----")
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
@@ -49,6 +55,7 @@ _ISSUER_UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
 """Results of OpenSSL's verification (X509_V_ERR_*) that mean: the chain ends before a certificate that is trusted."""
 
 _OTHERS_MAY_READ: Final = stat.S_IRWXO
+_HAS_MEMFD: Final = hasattr(os, "memfd_create")
 
 
 class ClientAuthentication(StrEnum):
@@ -129,7 +136,7 @@ def load_server_context(files: TlsFiles) -> ServerContext:
     if files.client_authentication is not ClientAuthentication.NONE and not files.ca:
         raise ConfigError(f"client certificates are {files.client_authentication}, but no CA file is given")
     authorities = _read_certificates(files.ca) if files.ca else []
-    revocations = _read_revocation_lists(files.crl) if files.crl else None
+    revocations = _read_revocation_lists(files, authorities) if files.crl else None
     context = _new_context(ssl.PROTOCOL_TLS_SERVER)
     own = _load_own_certificate(context, files.certificate, files.key)
     peer = _check_as_server(context, files, own, authorities)
@@ -138,7 +145,8 @@ def load_server_context(files: TlsFiles) -> ServerContext:
         context_for_log_ins = _new_context(ssl.PROTOCOL_TLS_SERVER)
         _load_own_certificate(context_for_log_ins, files.certificate, files.key)
         _trust(context, authorities, files.ca)
-        _check_revocations(context, files.crl)
+        if revocations is not None:
+            _check_revocations(context, revocations)
         context.num_tickets = 0
         context.sslobject_class = _CheckedSession
         is_required = files.client_authentication is ClientAuthentication.REQUIRED
@@ -150,7 +158,12 @@ def load_server_context(files: TlsFiles) -> ServerContext:
         ssl.cert_time_to_seconds(str(fields_of_it[name])) for name in ("notBefore", "notAfter")
     )
     return ServerContext(
-        context, context_for_log_ins, begins_s, expires_s, sha256(certificate).digest(), revocations
+        context,
+        context_for_log_ins,
+        begins_s,
+        expires_s,
+        sha256(certificate).digest(),
+        None if revocations is None else revocations.lists,
     )
 
 
@@ -188,18 +201,20 @@ def load_client_context(
     return context
 
 
-def load_dialler_context(files: TlsFiles) -> ssl.SSLContext:
+def load_dialler_context(files: TlsFiles, *, logs_in: bool = False) -> ssl.SSLContext:
     """Make the context with which a broker connects to listeners that have the settings of its own: it trusts
     `files.ca`, by default the authorities of the system, and has the certificate of its listener where those ask for
-    one.
+    one. `logs_in`: whether clients of these listeners log in, so that they ask for none.
 
     Raises `ConfigError` as `load_client_context` does, also for a certificate that is not for clients.
     """
-    if files.client_authentication is ClientAuthentication.NONE:
+    if logs_in or files.client_authentication is ClientAuthentication.NONE:
         context = load_client_context(files.ca)
     else:
         context = load_client_context(files.ca, files.certificate, files.key)
-    _check_revocations(context, files.crl)
+    if files.crl:
+        authorities = _read_certificates(files.ca) if files.ca else []
+        _check_revocations(context, _read_revocation_lists(files, authorities))
     return context
 
 
@@ -232,36 +247,83 @@ def _read_certificates(path: str) -> list[str]:
     return certificates
 
 
-def _read_revocation_lists(path: str) -> RevocationLists:
-    """Read the lists in a PEM file. Raises `ConfigError`, also for a list that has expired: OpenSSL would refuse every
-    certificate of its authority."""
-    lists = []
-    for encoded in _REVOCATION_LIST.findall(_read(path)):
+class _RevocationFile(NamedTuple):
+    """What a file of revocation lists contains. `encoded`: the lists in DER."""
+
+    path: str
+    lists: RevocationLists
+    encoded: list[bytes]
+
+
+def _read_revocation_lists(files: TlsFiles, authorities: list[str]) -> _RevocationFile:
+    """Read the lists in `files.crl`, which `authorities` in PEM have issued.
+
+    Raises `ConfigError`, also for a list with which OpenSSL would refuse every certificate: one that has expired or
+    begins later, or whose issuer is not an authority. OpenSSL verifies signatures when it uses a list.
+    """
+    path = files.crl
+    text = _read(path)
+    if _ANY_CERTIFICATE.search(text):
+        raise ConfigError(f"{path} contains a certificate; it may contain revocation lists only")
+    subjects = _subjects_of(authorities, files.ca)
+    now_s = time.time()
+    lists, every_encoded = [], []
+    for block in _REVOCATION_LIST.findall(text):
         try:
-            lists.append(read_revocation_list(binascii.a2b_base64(encoded)))
+            encoded = binascii.a2b_base64(block)
+            found = read_revocation_list(encoded)
         except (InvalidDer, binascii.Error) as error:
             raise ConfigError(f"{path} contains a revocation list that cannot be read: {error}") from None
+        if found.issuer not in subjects:
+            raise ConfigError(f"the issuer of a revocation list in {path} has no certificate in {files.ca}")
+        if found.begins_s > now_s:
+            raise ConfigError(f"a revocation list in {path} is not valid yet")
+        lists.append(found)
+        every_encoded.append(encoded)
     if not lists:
         raise ConfigError(f"{path} contains no revocation list in PEM format")
     revocations = RevocationLists(lists)
-    if revocations.expires_s is not None and revocations.expires_s < time.time():
+    if revocations.expires_s is not None and revocations.expires_s < now_s:
         raise ConfigError(f"a revocation list in {path} has expired")
-    return revocations
+    return _RevocationFile(path, revocations, every_encoded)
 
 
-def _check_revocations(context: ssl.SSLContext, path: str) -> None:
-    """Let a context refuse certificates that the lists in a file name, and those of authorities without a list."""
-    if not path:
-        return
+def _subjects_of(certificates: list[str], path: str) -> set[bytes]:
+    """Return the subjects of certificates in PEM, in DER. Raises `ConfigError`."""
     try:
-        context.load_verify_locations(cafile=path)
+        return {read_subject(ssl.PEM_cert_to_DER_cert(each)) for each in certificates}
+    except (InvalidSubject, ValueError) as error:
+        raise ConfigError(f"{path} contains a certificate that cannot be read: {error}") from None
+
+
+def _check_revocations(context: ssl.SSLContext, revocations: _RevocationFile) -> None:
+    """Let a context refuse certificates that the lists name, and those of authorities without a list.
+
+    OpenSSL reads lists from files only, and trusts the certificates in them. So it gets a file of its own, which has
+    what was checked and nothing else.
+    """
+    path = revocations.path
+    try:
+        with _unnamed_file() as file:
+            for each in revocations.encoded:
+                content = base64.encodebytes(each)
+                file.write(b"-----BEGIN X509 CRL-----\n%b-----END X509 CRL-----\n" % content)
+            file.seek(0)
+            context.load_verify_locations(cafile=f"/dev/fd/{file.fileno()}")
     except ssl.SSLError as error:
         raise ConfigError(
             f"{path} contains a revocation list that cannot be read: {_reason_of(error)}"
         ) from None
-    except OSError as error:  # removed meanwhile
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot copy the revocation lists in {path}: {error.strerror}") from error
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
+def _unnamed_file() -> IO[bytes]:
+    """Open a file without a name, in memory where the system can: there may be no directory to write to."""
+    if _HAS_MEMFD:
+        return os.fdopen(os.memfd_create("revocation-lists"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _trust(context: ssl.SSLContext, certificates: list[str], path: str) -> None:

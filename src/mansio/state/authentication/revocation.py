@@ -38,10 +38,12 @@ _CERTIFICATE_ISSUER: Final = bytes.fromhex("0603551d1d")
 
 
 class RevocationList(NamedTuple):
-    """A list of one authority. `issuer`: its name in DER. `expires_s`: Unix time at which the next list is due; None if
-    the list does not state it. `serials`: serial numbers of the revoked certificates, as the content of INTEGER."""
+    """A list of one authority. `issuer`: its name in DER. `begins_s`: Unix time from which the list is valid.
+    `expires_s`: Unix time at which the next list is due; None if the list does not state it. `serials`: serial numbers
+    of the revoked certificates, as the content of INTEGER."""
 
     issuer: bytes
+    begins_s: float
     expires_s: float | None
     serials: frozenset[bytes]
 
@@ -92,7 +94,7 @@ def read_revocation_list(encoded: bytes) -> RevocationList:
         raise InvalidDer("an unknown structure")
     issuer, rest = fields[1], fields[3:]  # after the algorithm, the issuer, and the time of the list
     expect(issuer, SEQUENCE)
-    _read_time(fields[2])
+    begins_s = _read_time(fields[2])
     expires_s = None
     if rest and rest[0].tag in (UTC_TIME, GENERALIZED_TIME):
         expires_s = _read_time(rest.pop(0))
@@ -105,7 +107,7 @@ def read_revocation_list(encoded: bytes) -> RevocationList:
             if len(parts) > 2 and _CERTIFICATE_ISSUER in parts[2].content:
                 raise InvalidDer("an indirect list, which is not supported")
             serials.append(expect(parts[0], INTEGER))
-    return RevocationList(issuer.encoded, expires_s, frozenset(serials))
+    return RevocationList(issuer.encoded, begins_s, expires_s, frozenset(serials))
 
 
 def _read_time(element: Element) -> float:

@@ -40,11 +40,12 @@ def revocation_list(*parts: bytes, next_update: bytes = b"", version: bytes = b"
 
 
 @pytest.mark.parametrize("version", [b"", b"\x02\x01\x01"])
-def test_list_has_its_serial_numbers_and_its_expiry(version: bytes) -> None:
+def test_list_has_its_serial_numbers_and_its_validity(version: bytes) -> None:
     due = element(0x17, b"261231235959Z")
     entries = element(0x30, *(entry(number) for number in range(2000)))
     found = read_revocation_list(revocation_list(entries, next_update=due, version=version))
     assert found.issuer == NAME
+    assert found.begins_s == datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     assert found.expires_s == datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
     assert len(found.serials) == 2000
     assert (1999).to_bytes(9) in found.serials
