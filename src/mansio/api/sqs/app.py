@@ -1,7 +1,10 @@
 """ASGI application of the SQS endpoint: chooses the protocol, checks the signature, calls the action.
 
-Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. Requests that a web page of
-another site can send are refused: by their Host, Origin and method.
+Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. With them the user of a request
+is its access key id. Requests that a web page of another site can send are refused: by their Host, Origin and method.
+
+Invariant: where access keys are configured, the body of a request is read only if its head has the id of one of them
+and a present date.
 """
 
 from __future__ import annotations
@@ -37,8 +40,14 @@ from mansio.api.sqs.queues.queue_errors import (
 )
 from mansio.api.sqs.queues.queue_service import QueueService
 from mansio.api.sqs.shapes import REQUESTS, checked
-from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
-from mansio.broker.routing.caller import Caller
+from mansio.api.sqs.signature import (
+    Authorization,
+    SignedRequest,
+    check_authorization,
+    check_signature,
+    read_access_keys,
+)
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession
 from mansio.errors import MansioError, Unavailable
 
 if TYPE_CHECKING:
@@ -98,18 +107,20 @@ class SqsEndpoint:
         try:
             check_host_and_origin(request, self._host_names)
             check_image_request(request)
+            authorization = self._authorization(request)
             async with read_body(request, self._budget) as body:
                 is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
                 if len(body) > PIECE_BYTES:
                     await self._check_large(body, is_json=is_json, is_batch=is_batch)
-                access_key = self._check_signature(request, body)
+                if authorization is not None:
+                    check_signature(_signed(request, body), authorization)
                 if is_json:
                     action, parameters = _decode(request, target, body)
                 elif len(body) > PIECE_BYTES:  # a form is decoded byte by byte
                     action, parameters = await asyncio.to_thread(_decode_query, request, body)
                 else:
                     action, parameters = _decode_query(request, body)
-                result = await self._call(request, action, parameters, access_key)
+                result = await self._call(request, action, parameters, authorization)
         except MansioError as error:
             return _error_response(error, request_id, is_json=is_json)
         except ClientDisconnect:
@@ -145,10 +156,19 @@ class SqsEndpoint:
             raise BatchRequestTooLong(message) if is_batch else InvalidParameterValue(message)
 
     async def _call(
-        self, request: Request, action: str, parameters: Mapping[str, Any], access_key: str
+        self,
+        request: Request,
+        action: str,
+        parameters: Mapping[str, Any],
+        authorization: Authorization | None,
     ) -> dict[str, Any]:
         address = request.client
+        if authorization is None:
+            session, access_key = ANONYMOUS_SESSION, _stated_access_key(request)
+        else:
+            session, access_key = ClientSession(authorization.access_key), authorization.access_key
         caller = Caller(
+            session,
             client_id=access_key or SQS_CLIENT_ID,
             address="" if address is None else address.host,
         )
@@ -160,19 +180,30 @@ class SqsEndpoint:
         finally:
             disconnected.cancel()
 
-    def _check_signature(self, request: Request, body: bytes) -> str:
-        """Return the access key id of a request. Raises the errors of `check_signature`."""
+    def _authorization(self, request: Request) -> Authorization | None:
+        """Check the head of a request; None if every credential is accepted. Raises the errors of
+        `check_authorization`."""
         if not self._keys:
-            match = _ACCESS_KEY.search(request.headers.get("authorization", "")[:2000])
-            return "" if match is None else match[1]
-        signed = SignedRequest(
-            request.method,
-            _raw_path(request),
-            request.scope["query_string"].decode("latin-1"),
-            dict(request.headers),
-            body,
-        )
-        return check_signature(signed, self._keys, datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+            return None
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        return check_authorization(dict(request.headers), self._keys, now)
+
+
+def _stated_access_key(request: Request) -> str:
+    """Return the access key id that a request states, "" if it states none."""
+    match = _ACCESS_KEY.search(request.headers.get("authorization", "")[:2000])
+    return "" if match is None else match[1]
+
+
+def _signed(request: Request, body: bytes) -> SignedRequest:
+    """Return the signed parts of a request."""
+    return SignedRequest(
+        request.method,
+        _raw_path(request),
+        request.scope["query_string"].decode("latin-1"),
+        dict(request.headers),
+        body,
+    )
 
 
 def _form_action(body: bytes) -> str:
