@@ -87,5 +87,6 @@ def test_a_body_is_not_read_without_a_known_access_key_and_a_present_date(
         answer = raw.recv(4096)
         assert answer.startswith(b"HTTP/1.1 403 "), answer
         while code.encode() not in answer:
-            assert (more := raw.recv(4096)), answer
+            more = raw.recv(4096)
+            assert more, answer
             answer += more

@@ -3,8 +3,11 @@
 Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. With them the user of a request
 is its access key id. Requests that a web page of another site can send are refused: by their Host, Origin and method.
 
-Invariant: where access keys are configured, the body of a request is read only if its head has the id of one of them
-and a present date.
+Invariants:
+* Where access keys are configured, the body of a request is read only if its head has the id of one of them and a
+  present date.
+* No request is begun with a certificate that has expired or was revoked meanwhile, nor, where access keys are
+  configured, while this broker is cut off from its cluster for too long to know its users and their rights.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mansio.api.asgi.bodies import read_body
+from mansio.api.asgi.connection import CLIENT_CERTIFICATE
 from mansio.api.asgi.json_bodies import PIECE_BYTES, count_values
 from mansio.api.asgi.problems import InvalidField
 from mansio.api.asgi.request_guard import check_host_and_origin, check_image_request
 from mansio.api.asgi.request_label import request_label
+from mansio.api.client_certificates import checked_expiry_ms
 from mansio.api.request_budget import RequestBudget
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
@@ -48,16 +53,18 @@ from mansio.api.sqs.signature import (
     read_access_keys,
 )
 from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession
-from mansio.errors import MansioError, Unavailable
+from mansio.broker.services.log_ins import CUT_OFF
+from mansio.errors import MansioError, SaslAuthenticationFailed, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from starlette.requests import Request
 
     from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
+    from mansio.state.authentication.revocation import RevocationLists
 
 SQS_CLIENT_ID: Final = "mansio-sqs"
 """Client id of requests without an access key."""
@@ -79,10 +86,19 @@ _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]{1,128})/")
 class SqsEndpoint:
     """The SQS endpoint of one broker."""
 
-    def __init__(self, services: BrokerServices, settings: Settings, clients: RoutedClients) -> None:
+    def __init__(
+        self,
+        services: BrokerServices,
+        settings: Settings,
+        clients: RoutedClients,
+        revocations: Callable[[], RevocationLists | None] = lambda: None,
+    ) -> None:
+        """`revocations`: returns the revocation lists of certificates."""
         self._actions = Actions(QueueService(services, clients), services.clock)
         self._clock = services.clock
         self._holds = services.statistics.holds
+        self._log_ins = services.log_ins
+        self._revocations = revocations
         self._keys = read_access_keys(settings.sqs_access_keys_file)
         self._host_names = settings.http_names
         self._budget = RequestBudget()
@@ -107,6 +123,7 @@ class SqsEndpoint:
         try:
             check_host_and_origin(request, self._host_names)
             check_image_request(request)
+            self._check_certificate(request)
             authorization = self._authorization(request)
             async with read_body(request, self._budget) as body:
                 is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
@@ -180,11 +197,22 @@ class SqsEndpoint:
         finally:
             disconnected.cancel()
 
+    def _check_certificate(self, request: Request) -> None:
+        """Check the certificate of the client, if it has presented one. Raises `CertificateRefused`."""
+        certificate = request.scope.get(CLIENT_CERTIFICATE)
+        if certificate is not None:
+            try:
+                checked_expiry_ms(certificate, self._revocations(), self._clock.wall_ms())
+            except SaslAuthenticationFailed as error:
+                raise CertificateRefused(error.message) from error
+
     def _authorization(self, request: Request) -> Authorization | None:
         """Check the head of a request; None if every credential is accepted. Raises the errors of
-        `check_authorization`."""
+        `check_authorization`, and `Unavailable`."""
         if not self._keys:
             return None
+        if self._log_ins.is_stale():
+            raise Unavailable(CUT_OFF)
         now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
         return check_authorization(dict(request.headers), self._keys, now)
 
@@ -241,6 +269,13 @@ def _decode_query(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
     if "QueueUrl" not in form and path.strip("/"):
         form["QueueUrl"] = path
     return action, query_protocol.decode(action, form)
+
+
+class CertificateRefused(QueueError):
+    """The certificate of the client has expired, or was revoked."""
+
+    code = "AccessDeniedException"
+    http_status = 403
 
 
 class InvalidAction(QueueError):

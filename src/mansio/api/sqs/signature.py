@@ -69,7 +69,7 @@ class SignedRequest(NamedTuple):
 
 
 class Authorization(NamedTuple):
-    """What the head of a request says of its signature, without the signed parts. `secret`: the secret key of
+    """The parts of the head of a request that name its signature and its access key. `secret`: the secret key of
     `access_key`; `signed`: names of the signed headers; `sent`: X-Amz-Date."""
 
     access_key: str
