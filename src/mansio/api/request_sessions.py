@@ -1,12 +1,14 @@
-"""Sessions of requests with user and password: a request, or stream, ends with the credential of its user."""
+"""Sessions of the requests of users: a request, or stream, ends with the password or the certificate of its user, and
+when this broker is cut off from its cluster for too long to know whether the user still exists."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from mansio.errors import SaslAuthenticationFailed
+from mansio.broker.services.log_ins import CUT_OFF
+from mansio.errors import SaslAuthenticationFailed, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
     from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.log_ins import LogInService
 
+EXPIRED: Final = "the certificate has expired"
+
 
 class SessionEnded(SaslAuthenticationFailed):
-    """The password was changed, or the user deleted, while the request waited."""
+    """The password was changed, the user deleted, or the certificate has expired, while the request waited."""
 
 
 class RequestSession:
@@ -59,8 +63,20 @@ async def request_session(
     """Log the client of a request in, and cancel the block when its session ends. `authorization`: the value of that
     header, None if there is none.
 
-    Raises `SessionEnded`, and the errors of `LogInService.log_in`."""
-    client = await log_ins.log_in(authorization, address)
+    Raises the errors of `LogInService.log_in` and of `watched_session`."""
+    async with watched_session(log_ins, await log_ins.log_in(authorization, address)) as session:
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def watched_session(log_ins: LogInService, client: ClientSession) -> AsyncIterator[RequestSession]:
+    """Cancel the block when the session of its client ends.
+
+    Raises `SessionEnded`; `Unavailable` if this broker is cut off from its cluster for too long."""
+    if log_ins.is_stale():
+        raise Unavailable(CUT_OFF)
+    if log_ins.time_left_s(client) == 0:
+        raise _ended(client)
     limit = asyncio.timeout(None)
     try:
         async with limit:
@@ -70,6 +86,12 @@ async def request_session(
             finally:
                 session.close()
     except TimeoutError as error:
-        if limit.expired():
-            raise SessionEnded("the password was changed, or the user deleted") from error
-        raise
+        if not limit.expired():
+            raise
+        raise (Unavailable(CUT_OFF) if log_ins.is_stale() else _ended(client)) from error
+
+
+def _ended(client: ClientSession) -> SessionEnded:
+    if client.credential_revision:
+        return SessionEnded("the password was changed, or the user deleted")
+    return SessionEnded(EXPIRED)

@@ -532,6 +532,7 @@ class BrokerRuntime:
                 host_ports.clock,
                 host_ports.scheduler,
                 lambda: cluster is None or cluster.is_session_valid(),
+                settings.authorization_stale_max_ms,
             ),
             configs=ConfigService(
                 topics=self.topics,

@@ -271,7 +271,7 @@ class TestBroker:
         from mansio.api.sqs.app import SqsEndpoint
 
         broker = self._running()
-        endpoint = SqsEndpoint(broker.service, self._settings, broker.clients)
+        endpoint = SqsEndpoint(broker.service, self._settings, broker.clients, broker.revocations)
         context = broker.tls_context(self._settings.sqs_security)
         self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, context, broker.handshakes, broker.throttle)
         return Address(*await self._sqs.start())

@@ -205,26 +205,29 @@ def test_open_connection_ends_when_its_certificate_is_revoked_and_the_old_list_s
 
 
 @pytest.mark.full
-def test_request_over_http_is_refused_once_the_certificate_is_revoked(scene: Scene) -> None:
+def test_requests_over_http_and_sqs_are_refused_once_the_certificate_is_revoked(scene: Scene) -> None:
     settings = {
         "listeners": "SSL://localhost:0",
         "inter_broker_listener_name": "SSL",
         "http_security_protocol": "SSL",
+        "sqs_security_protocol": "SSL",
         "ssl_certificate_location": scene.files.certificate,
         "ssl_key_location": scene.files.key,
         "ssl_ca_location": scene.files.ca,
         "ssl_client_auth": "required",
         "ssl_crl_location": scene.files.crl,
     }
+    list_queues = {"Action": "ListQueues", "Version": "2012-11-05"}
     with (
         TestBroker(**settings) as broker,
-        httpx.Client(
-            base_url=broker.http_url.replace("127.0.0.1", "localhost"),
-            verify=scene.context(scene.mallory),
-            timeout=scaled(20),
-        ) as client,
+        httpx.Client(verify=scene.context(scene.mallory), timeout=scaled(20)) as client,
     ):
-        assert client.get("/v1/topics").status_code == 200
+        http_url, sqs_url = (
+            url.replace("127.0.0.1", "localhost") for url in (broker.http_url, broker.sqs_url)
+        )
+        assert client.get(f"{http_url}/v1/topics").status_code == 200
+        assert client.post(sqs_url, data=list_queues).status_code == 200
         scene.revoke(scene.mallory)
         broker._running().reload_certificates()
-        wait_until(lambda: client.get("/v1/topics").status_code == 401, 30, "the refusal")
+        wait_until(lambda: client.get(f"{http_url}/v1/topics").status_code == 401, 30, "the refusal")
+        assert client.post(sqs_url, data=list_queues).status_code == 403

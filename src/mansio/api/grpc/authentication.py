@@ -6,7 +6,8 @@ check, which says that the server serves and nothing else, for probes that have 
 Invariants:
 * No message of a call is received before its client has authenticated. Therefore each method is served as one with
   streams: of those, gRPC receives nothing before it calls the handler.
-* A call ends when the credential of its user changes.
+* A call ends when the credential of its user changes, when the certificate of its client expires, and when this broker
+  is cut off from its cluster for too long to know its users.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
+from mansio.api.client_certificates import checked_expiry_ms
 from mansio.api.grpc.endings import end_call, host_of
-from mansio.api.request_sessions import request_session
+from mansio.api.request_sessions import request_session, watched_session
 from mansio.broker.routing.caller import ANONYMOUS_SESSION, ClientSession
 from mansio.errors import InvalidRequest, MansioError, SaslAuthenticationFailed
 from mansio.state.authentication.certificate_names import InvalidSubject, user_of_certificate
@@ -59,7 +61,7 @@ def by_password(log_ins: LogInService) -> Identify:
     return identify
 
 
-def by_certificate(rules: MappingRules) -> Identify:
+def by_certificate(rules: MappingRules, log_ins: LogInService) -> Identify:
     """Identify clients by their certificates, which gRPC has verified."""
 
     @contextlib.asynccontextmanager
@@ -69,10 +71,12 @@ def by_certificate(rules: MappingRules) -> Identify:
             raise SaslAuthenticationFailed("this listener asks for a certificate")
         try:
             certificate = ssl.PEM_cert_to_DER_cert(found[0].decode())
-            session = ClientSession(user_of_certificate(certificate, rules))
+            expires_ms = checked_expiry_ms(certificate, None, log_ins.now_ms())
+            client = ClientSession(user_of_certificate(certificate, rules), expires_ms=expires_ms)
         except (InvalidSubject, ValueError) as error:
             raise SaslAuthenticationFailed(str(error)) from error
-        yield session
+        async with watched_session(log_ins, client) as session:
+            yield session.client
 
     return identify
 

@@ -75,7 +75,7 @@ class GrpcServer:
             self._interceptors.append(Authentication(by_password(services.log_ins)))
         elif is_protocol_authenticated(settings.grpc_security, settings.ssl_client_auth):
             rules = MappingRules(settings.ssl_principal_mapping_rules)
-            self._interceptors.append(Authentication(by_certificate(rules)))
+            self._interceptors.append(Authentication(by_certificate(rules, services.log_ins)))
         self._certificates = certificates if settings.grpc_security.is_encrypted else None
         self._log_ins = settings.grpc_security.is_authenticated
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

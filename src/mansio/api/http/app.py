@@ -56,7 +56,7 @@ def authenticating(
         return BasicAuthentication(app, log_ins)
     if has_certificate_users(settings.http_security, settings.ssl_client_auth):
         rules = MappingRules(settings.ssl_principal_mapping_rules)
-        return CertificateAuthentication(app, rules, revocations)
+        return CertificateAuthentication(app, rules, log_ins, revocations)
     return app
 
 

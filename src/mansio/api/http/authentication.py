@@ -5,8 +5,9 @@ the broker is live or ready and nothing else, for probes that have no user.
 
 Invariants:
 * Nothing of a request but its head is read before its client has authenticated.
-* A request that waits, and an event stream, end when the credential of their user changes. A response that has begun,
-  and is no event stream, is completed: what it contains was read before.
+* A request that waits, and an event stream, end when the credential of their user changes, when the certificate of
+  their client expires, and when this broker is cut off from its cluster for too long to know its users. A response that
+  has begun, and is no event stream, is completed: what it contains was read before.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 
 from mansio.api.asgi.connection import CLIENT_CERTIFICATE
+from mansio.api.client_certificates import checked_expiry_ms
 from mansio.api.http.errors import on_mansio_error
 from mansio.api.http.path_route import path_segments
-from mansio.api.request_sessions import request_session
+from mansio.api.request_sessions import request_session, watched_session
 from mansio.broker.routing.caller import ANONYMOUS_SESSION, ClientSession
 from mansio.errors import (
     AuthenticationFailed,
@@ -29,13 +31,14 @@ from mansio.errors import (
 )
 from mansio.state.authentication.basic import CHALLENGE
 from mansio.state.authentication.certificate_names import InvalidSubject, user_of_certificate
-from mansio.state.authentication.der import InvalidDer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from mansio.api.request_sessions import RequestSession
     from mansio.broker.services.log_ins import LogInService
     from mansio.state.authentication.certificate_names import MappingRules
     from mansio.state.authentication.revocation import RevocationLists
@@ -75,59 +78,91 @@ class BasicAuthentication:
             scope[_SESSION] = None
             await self._app(scope, receive, send)
             return
-        is_begun = False
-        try:
-            log_ins = self._log_ins()
-            if log_ins is None:
-                raise Unavailable("the broker is starting")
-            address = request.client
-            host = "" if address is None else address.host
-            async with request_session(log_ins, authorization, host) as session:
-
-                async def send_noted(message: Message) -> None:
-                    nonlocal is_begun
-                    if message["type"] == "http.response.start":
-                        is_begun = True
-                        if not _is_event_stream(message):
-                            session.complete()
-                    await send(message)
-
-                scope[_SESSION] = session.client
-                await self._app(scope, receive, send_noted)
-        except (AuthenticationFailed, Unavailable) as error:
-            if is_begun:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            else:
-                await _answer(error, request, scope, receive, send)
+        log_ins = self._log_ins()
+        if log_ins is None:
+            await _answer(Unavailable("the broker is starting"), request, scope, receive, send)
+            return
+        address = request.client
+        host = "" if address is None else address.host
+        await _serve(self._app, request_session(log_ins, authorization, host), scope, receive, send)
 
 
 class CertificateAuthentication:
     """ASGI application that passes requests on to another one with the user of the client's certificate, which the TLS
-    connection has verified. `revocations`: returns the revocation lists: a connection may be older than they."""
+    connection has verified; a connection may be older than the revocation lists, and outlive the certificate."""
 
     def __init__(
         self,
         app: ASGIApp,
         rules: MappingRules,
+        log_ins: Callable[[], LogInService | None],
         revocations: Callable[[], RevocationLists | None] = lambda: None,
     ) -> None:
+        """`log_ins`: returns the service, None before the broker has started. `revocations`: returns the revocation
+        lists."""
         self._app = app
         self._rules = rules
+        self._log_ins = log_ins
         self._revocations = revocations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        certificate = scope.get(CLIENT_CERTIFICATE)
-        if scope["type"] == "http" and certificate is not None:
-            try:
-                revocations = self._revocations()
-                if revocations is not None and revocations.is_revoked(certificate):
-                    raise InvalidSubject("the certificate was revoked")
-                scope[_SESSION] = ClientSession(user_of_certificate(certificate, self._rules))
-            except (InvalidSubject, InvalidDer) as error:
-                failure = SaslAuthenticationFailed(str(error))
-                await _answer(failure, Request(scope), scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        log_ins = self._log_ins()
+        try:
+            client = self._client(scope.get(CLIENT_CERTIFICATE), 0 if log_ins is None else log_ins.now_ms())
+        except SaslAuthenticationFailed as error:
+            await _answer(error, Request(scope), scope, receive, send)
+            return
+        if log_ins is None:
+            scope[_SESSION] = client
+            await self._app(scope, receive, send)
+        elif log_ins.is_stale() and _is_open(scope):
+            scope[_SESSION] = None
+            await self._app(scope, receive, send)
+        else:
+            await _serve(self._app, watched_session(log_ins, client), scope, receive, send)
+
+    def _client(self, certificate: bytes | None, now_ms: float) -> ClientSession:
+        """Return who a client with this certificate, if any, is. Raises `SaslAuthenticationFailed`."""
+        if certificate is None:
+            return ANONYMOUS_SESSION
+        expires_ms = checked_expiry_ms(certificate, self._revocations(), now_ms)
+        try:
+            return ClientSession(user_of_certificate(certificate, self._rules), expires_ms=expires_ms)
+        except InvalidSubject as error:
+            raise SaslAuthenticationFailed(str(error)) from error
+
+
+async def _serve(
+    app: ASGIApp,
+    identified: AbstractAsyncContextManager[RequestSession],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Pass a request on with the session of its client, and end it with the session. `identified`: the block in which
+    the session lasts."""
+    is_begun = False
+    try:
+        async with identified as session:
+
+            async def send_noted(message: Message) -> None:
+                nonlocal is_begun
+                if message["type"] == "http.response.start":
+                    is_begun = True
+                    if not _is_event_stream(message):
+                        session.complete()
+                await send(message)
+
+            scope[_SESSION] = session.client
+            await app(scope, receive, send_noted)
+    except (AuthenticationFailed, Unavailable) as error:
+        if is_begun:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await _answer(error, Request(scope), scope, receive, send)
 
 
 async def _answer(error: MansioError, request: Request, scope: Scope, receive: Receive, send: Send) -> None:

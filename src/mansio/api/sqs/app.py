@@ -1,7 +1,13 @@
 """ASGI application of the SQS endpoint: chooses the protocol, checks the signature, calls the action.
 
-Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. Requests that a web page of
-another site can send are refused: by their Host, Origin and method.
+Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. With them the user of a request
+is its access key id. Requests that a web page of another site can send are refused: by their Host, Origin and method.
+
+Invariants:
+* Where access keys are configured, the body of a request is read only if its head has the id of one of them and a
+  present date.
+* No request is begun with a certificate that has expired or was revoked meanwhile, nor, where access keys are
+  configured, while this broker is cut off from its cluster for too long to know its users and their rights.
 """
 
 from __future__ import annotations
@@ -21,10 +27,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mansio.api.asgi.bodies import read_body
+from mansio.api.asgi.connection import CLIENT_CERTIFICATE
 from mansio.api.asgi.json_bodies import PIECE_BYTES, count_values
 from mansio.api.asgi.problems import InvalidField
 from mansio.api.asgi.request_guard import check_host_and_origin, check_image_request
 from mansio.api.asgi.request_label import request_label
+from mansio.api.client_certificates import checked_expiry_ms
 from mansio.api.request_budget import RequestBudget
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
@@ -37,18 +45,26 @@ from mansio.api.sqs.queues.queue_errors import (
 )
 from mansio.api.sqs.queues.queue_service import QueueService
 from mansio.api.sqs.shapes import REQUESTS, checked
-from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
-from mansio.broker.routing.caller import Caller
-from mansio.errors import MansioError, Unavailable
+from mansio.api.sqs.signature import (
+    Authorization,
+    SignedRequest,
+    check_authorization,
+    check_signature,
+    read_access_keys,
+)
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession
+from mansio.broker.services.log_ins import CUT_OFF
+from mansio.errors import MansioError, SaslAuthenticationFailed, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from starlette.requests import Request
 
     from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
+    from mansio.state.authentication.revocation import RevocationLists
 
 SQS_CLIENT_ID: Final = "mansio-sqs"
 """Client id of requests without an access key."""
@@ -70,10 +86,19 @@ _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]{1,128})/")
 class SqsEndpoint:
     """The SQS endpoint of one broker."""
 
-    def __init__(self, services: BrokerServices, settings: Settings, clients: RoutedClients) -> None:
+    def __init__(
+        self,
+        services: BrokerServices,
+        settings: Settings,
+        clients: RoutedClients,
+        revocations: Callable[[], RevocationLists | None] = lambda: None,
+    ) -> None:
+        """`revocations`: returns the revocation lists of certificates."""
         self._actions = Actions(QueueService(services, clients), services.clock)
         self._clock = services.clock
         self._holds = services.statistics.holds
+        self._log_ins = services.log_ins
+        self._revocations = revocations
         self._keys = read_access_keys(settings.sqs_access_keys_file)
         self._host_names = settings.http_names
         self._budget = RequestBudget()
@@ -98,18 +123,21 @@ class SqsEndpoint:
         try:
             check_host_and_origin(request, self._host_names)
             check_image_request(request)
+            self._check_certificate(request)
+            authorization = self._authorization(request)
             async with read_body(request, self._budget) as body:
                 is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
                 if len(body) > PIECE_BYTES:
                     await self._check_large(body, is_json=is_json, is_batch=is_batch)
-                access_key = self._check_signature(request, body)
+                if authorization is not None:
+                    check_signature(_signed(request, body), authorization)
                 if is_json:
                     action, parameters = _decode(request, target, body)
                 elif len(body) > PIECE_BYTES:  # a form is decoded byte by byte
                     action, parameters = await asyncio.to_thread(_decode_query, request, body)
                 else:
                     action, parameters = _decode_query(request, body)
-                result = await self._call(request, action, parameters, access_key)
+                result = await self._call(request, action, parameters, authorization)
         except MansioError as error:
             return _error_response(error, request_id, is_json=is_json)
         except ClientDisconnect:
@@ -145,10 +173,19 @@ class SqsEndpoint:
             raise BatchRequestTooLong(message) if is_batch else InvalidParameterValue(message)
 
     async def _call(
-        self, request: Request, action: str, parameters: Mapping[str, Any], access_key: str
+        self,
+        request: Request,
+        action: str,
+        parameters: Mapping[str, Any],
+        authorization: Authorization | None,
     ) -> dict[str, Any]:
         address = request.client
+        if authorization is None:
+            session, access_key = ANONYMOUS_SESSION, _stated_access_key(request)
+        else:
+            session, access_key = ClientSession(authorization.access_key), authorization.access_key
         caller = Caller(
+            session,
             client_id=access_key or SQS_CLIENT_ID,
             address="" if address is None else address.host,
         )
@@ -160,19 +197,41 @@ class SqsEndpoint:
         finally:
             disconnected.cancel()
 
-    def _check_signature(self, request: Request, body: bytes) -> str:
-        """Return the access key id of a request. Raises the errors of `check_signature`."""
+    def _check_certificate(self, request: Request) -> None:
+        """Check the certificate of the client, if it has presented one. Raises `CertificateRefused`."""
+        certificate = request.scope.get(CLIENT_CERTIFICATE)
+        if certificate is not None:
+            try:
+                checked_expiry_ms(certificate, self._revocations(), self._clock.wall_ms())
+            except SaslAuthenticationFailed as error:
+                raise CertificateRefused(error.message) from error
+
+    def _authorization(self, request: Request) -> Authorization | None:
+        """Check the head of a request; None if every credential is accepted. Raises the errors of
+        `check_authorization`, and `Unavailable`."""
         if not self._keys:
-            match = _ACCESS_KEY.search(request.headers.get("authorization", "")[:2000])
-            return "" if match is None else match[1]
-        signed = SignedRequest(
-            request.method,
-            _raw_path(request),
-            request.scope["query_string"].decode("latin-1"),
-            dict(request.headers),
-            body,
-        )
-        return check_signature(signed, self._keys, datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+            return None
+        if self._log_ins.is_stale():
+            raise Unavailable(CUT_OFF)
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        return check_authorization(dict(request.headers), self._keys, now)
+
+
+def _stated_access_key(request: Request) -> str:
+    """Return the access key id that a request states, "" if it states none."""
+    match = _ACCESS_KEY.search(request.headers.get("authorization", "")[:2000])
+    return "" if match is None else match[1]
+
+
+def _signed(request: Request, body: bytes) -> SignedRequest:
+    """Return the signed parts of a request."""
+    return SignedRequest(
+        request.method,
+        _raw_path(request),
+        request.scope["query_string"].decode("latin-1"),
+        dict(request.headers),
+        body,
+    )
 
 
 def _form_action(body: bytes) -> str:
@@ -210,6 +269,13 @@ def _decode_query(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
     if "QueueUrl" not in form and path.strip("/"):
         form["QueueUrl"] = path
     return action, query_protocol.decode(action, form)
+
+
+class CertificateRefused(QueueError):
+    """The certificate of the client has expired, or was revoked."""
+
+    code = "AccessDeniedException"
+    http_status = 403
 
 
 class InvalidAction(QueueError):

@@ -68,23 +68,36 @@ class SignedRequest(NamedTuple):
     body: bytes
 
 
-def check_signature(request: SignedRequest, keys: Mapping[str, str], now: datetime) -> str:
-    """Return the access key id of a request whose signature is right. `keys`: secret keys by access key id.
+class Authorization(NamedTuple):
+    """The parts of the head of a request that name its signature and its access key. `secret`: the secret key of
+    `access_key`; `signed`: names of the signed headers; `sent`: X-Amz-Date."""
+
+    access_key: str
+    secret: str
+    region: str
+    signed: list[str]
+    sent: str
+    signature: str
+
+
+def check_authorization(headers: Mapping[str, str], keys: Mapping[str, str], now: datetime) -> Authorization:
+    """Check all of the signature of a request that its head shows: the form, the access key, and when it was made.
+    `headers`: with names in lower case. `keys`: secret keys by access key id.
 
     Raises `MissingAuthenticationToken`, `InvalidClientTokenId`, `SignatureDoesNotMatch`, `RequestExpired`."""
-    match = _AUTHORIZATION.fullmatch(request.headers.get("authorization", "").strip())
+    match = _AUTHORIZATION.fullmatch(headers.get("authorization", "").strip())
     if match is None:
         raise MissingAuthenticationToken
     secret = keys.get(match["key"])
     if secret is None:
         raise InvalidClientTokenId
-    sent = request.headers.get("x-amz-date", "")
+    sent = headers.get("x-amz-date", "")
     try:
         sent_at = datetime.strptime(sent, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError as error:
         raise SignatureDoesNotMatch("The request has no valid X-Amz-Date.") from error
     signed = match["headers"].split(";")
-    amz_headers = [name for name in request.headers if name.startswith("x-amz-")]
+    amz_headers = [name for name in headers if name.startswith("x-amz-")]
     if (
         "host" not in signed
         or any(name not in signed for name in amz_headers)
@@ -94,12 +107,18 @@ def check_signature(request: SignedRequest, keys: Mapping[str, str], now: dateti
         raise SignatureDoesNotMatch(
             "The signature does not cover Host, X-Amz-Date, the date and the service."
         )
-    expected = sign(request, secret, match["region"], signed, sent)
-    if not hmac.compare_digest(expected, match["signature"]):
-        raise SignatureDoesNotMatch
     if abs((now - sent_at).total_seconds()) > SKEW_S_MAX:
         raise RequestExpired
-    return match["key"]
+    return Authorization(match["key"], secret, match["region"], signed, sent, match["signature"])
+
+
+def check_signature(request: SignedRequest, authorization: Authorization) -> None:
+    """Check the signature itself. Raises `SignatureDoesNotMatch`."""
+    expected = sign(
+        request, authorization.secret, authorization.region, authorization.signed, authorization.sent
+    )
+    if not hmac.compare_digest(expected, authorization.signature):
+        raise SignatureDoesNotMatch
 
 
 def read_access_keys(path: str) -> dict[str, str]:

@@ -4,6 +4,8 @@ A request gets a `ClientSession`, which ends when the user's credential changes.
 waits, and to a stream, so that no request outlives the password with which it began.
 
 Invariants:
+* While a broker is cut off from its cluster it does not learn that a user was deleted: watched sessions end when that
+  has lasted for `authorization_stale_max_ms`, as the Kafka connections of users do.
 * Unknown users and wrong passwords get the same answer, after the same work.
 * No error and no log line contains a password.
 """
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_IN_FAILURES: Final = ("credentials", "changed", "unavailable", QUEUE_FULL, TOO_MANY_WRONG)
-"""Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker has
-no session in the cluster; the password was not checked (`password_checks`)."""
+LOG_IN_FAILURES: Final = ("credentials", "changed", "stale", "unavailable", QUEUE_FULL, TOO_MANY_WRONG)
+"""Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker is
+cut off from the cluster; it has no session there; the password was not checked (`password_checks`)."""
+
+CUT_OFF: Final = "this broker is cut off from the cluster"
 
 WRONG: Final = "the user or the password is wrong"
 MISSING: Final = "this listener asks for a user and a password"
@@ -52,8 +56,10 @@ class LogInService:
     __slots__ = (
         "_clock",
         "_is_available",
+        "_known_at",
         "_passwords",
         "_scheduler",
+        "_stale_s",
         "_users",
         "_watched",
         "accepted",
@@ -67,14 +73,18 @@ class LogInService:
         clock: Clock,
         scheduler: Scheduler,
         is_available: Callable[[], bool],
+        stale_max_ms: float,
     ) -> None:
         """`is_available`: whether this broker knows the present users, as one without a session in its cluster may
-        not."""
+        not. `stale_max_ms`: time without that after which sessions end."""
         self._users = users
         self._passwords = passwords
         self._clock = clock
         self._scheduler = scheduler
         self._is_available = is_available
+        self._stale_s = stale_max_ms / 1000
+        self._known_at = clock.monotonic()
+        """Time at which this broker was last seen to know the present users."""
         self._watched: dict[str, dict[object, tuple[ClientSession, OnChange]]] = {}
         """Sessions of requests in progress by user."""
         self.accepted = 0
@@ -121,11 +131,33 @@ class LogInService:
         )
         return await result_of(promise) if known is None else known
 
+    def is_stale(self) -> bool:
+        """Whether this broker has been cut off from its cluster for too long to know whether users still exist."""
+        now = self._clock.monotonic()
+        if self._is_available():
+            self._known_at = now
+        return now - self._known_at > self._stale_s
+
+    def end_stale(self) -> None:
+        """End all watched sessions if this broker is cut off for too long. Called every second."""
+        if not self.is_stale():
+            return
+        for user, watched in tuple(self._watched.items()):
+            for key, (_, on_change) in tuple(watched.items()):
+                self._unwatch(user, key)
+                self.failures["stale"] += 1
+                logger.info("session_ended", extra=fields(user=user, reason=CUT_OFF))
+                on_change(None)
+
     def time_left_s(self, session: ClientSession) -> float | None:
         """Return the seconds until a session ends; None if it has no end."""
         if session.expires_ms is None:
             return None
         return max(session.expires_ms - self._clock.wall_ms(), 0) / 1000
+
+    def now_ms(self) -> int:
+        """Return the Unix time with which the ends of sessions are compared."""
+        return self._clock.wall_ms()
 
     def watch(self, session: ClientSession, on_change: OnChange) -> Callable[[], None]:
         """Report changes of a session to `on_change` until the returned function is called."""
@@ -157,7 +189,9 @@ class LogInService:
 
     def _present(self, session: ClientSession) -> ClientSession | None:
         """Return a session with its present end; None if its credential is not valid any more. With a previous
-        password it ends with that."""
+        password it ends with that. A session without a credential, as by a certificate, does not depend on one."""
+        if not session.credential_revision:
+            return session
         found = self._users.directory.find_any(session.user)
         if not found.is_known:
             return None

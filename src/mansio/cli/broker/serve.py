@@ -287,7 +287,7 @@ async def _start_servers(
         from mansio.api.asgi.server import HttpServer
         from mansio.api.sqs.app import SqsEndpoint
 
-        endpoint = SqsEndpoint(broker.service, settings, broker.clients)
+        endpoint = SqsEndpoint(broker.service, settings, broker.clients, broker.revocations)
         wanted["sqs"] = (
             address,
             HttpServer(

@@ -11,9 +11,9 @@ OpenSSL does not read here. Indirect lists, whose entries have issuers of their 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.state.authentication.certificate_fields import read_time, signed_fields
 from mansio.state.authentication.der import (
     GENERALIZED_TIME,
     INTEGER,
@@ -22,17 +22,12 @@ from mansio.state.authentication.der import (
     InvalidDer,
     elements,
     expect,
-    only,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.state.authentication.der import Element
 
-_VERSION: Final = 0xA0
-_CENTURY_YEAR: Final = 50
-"""Years of two digits below it are of this century (RFC 5280, 4.1.2.5.1)."""
 _CERTIFICATE_ISSUER: Final = bytes.fromhex("0603551d1d")
 """Extension of an entry that belongs to another issuer (2.5.29.29)."""
 
@@ -69,35 +64,24 @@ class RevocationLists:
 
     def is_revoked(self, certificate: bytes) -> bool:
         """Whether a certificate in DER is revoked. Raises `InvalidDer`."""
-        fields = _fields_of(certificate)
+        fields = signed_fields(certificate)
         serial, issuer = fields[0], fields[2]
         return expect(serial, INTEGER) in self._revoked.get(issuer.encoded, ())
 
 
-def _fields_of(signed: bytes) -> list[Element]:
-    """Return the fields of what is signed in a certificate or a list, without the version of a certificate."""
-    body = next(elements(expect(only(signed), SEQUENCE)), None)
-    fields = [] if body is None else list(elements(expect(body, SEQUENCE)))
-    if fields and fields[0].tag == _VERSION:
-        del fields[0]
-    if len(fields) < 3:
-        raise InvalidDer("an unknown structure")
-    return fields
-
-
 def read_revocation_list(encoded: bytes) -> RevocationList:
     """Read a revocation list in DER. Raises `InvalidDer`."""
-    fields = _fields_of(encoded)
+    fields = signed_fields(encoded)
     if fields[0].tag == INTEGER:  # version, which is optional
         del fields[0]
     if len(fields) < 3:
         raise InvalidDer("an unknown structure")
     issuer, rest = fields[1], fields[3:]  # after the algorithm, the issuer, and the time of the list
     expect(issuer, SEQUENCE)
-    begins_s = _read_time(fields[2])
+    begins_s = read_time(fields[2])
     expires_s = None
     if rest and rest[0].tag in (UTC_TIME, GENERALIZED_TIME):
-        expires_s = _read_time(rest.pop(0))
+        expires_s = read_time(rest.pop(0))
     serials: list[bytes] = []
     if rest and rest[0].tag == SEQUENCE:
         for entry in elements(rest[0].content):
@@ -108,16 +92,3 @@ def read_revocation_list(encoded: bytes) -> RevocationList:
                 raise InvalidDer("an indirect list, which is not supported")
             serials.append(expect(parts[0], INTEGER))
     return RevocationList(issuer.encoded, begins_s, expires_s, frozenset(serials))
-
-
-def _read_time(element: Element) -> float:
-    """Return a time as Unix time (RFC 5280, 4.1.2.5). Raises `InvalidDer`."""
-    digits = element.content.decode("ascii", "replace")
-    if element.tag == UTC_TIME and digits[:2].isdigit():
-        digits = ("20" if int(digits[:2]) < _CENTURY_YEAR else "19") + digits
-    elif element.tag != GENERALIZED_TIME:
-        raise InvalidDer("an unknown structure")
-    try:
-        return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        raise InvalidDer("a time that is not valid") from None

@@ -32,6 +32,7 @@ from mansio.api.kafka.server.listener_security import OPEN
 from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.api.kafka.server.sasl_gate import Authentication
 from mansio.broker.services.cluster import ServedListener
+from mansio.broker.services.log_ins import CUT_OFF
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.config.addresses import WILDCARD_IPV4
 from mansio.errors import FrameStalled, UnsupportedVersion
@@ -143,8 +144,6 @@ class KafkaServer:
         self.memory = RequestMemoryPool[Connection](limits.queued_max_request_bytes)
         self._checked_revocations: dict[str, RevocationLists | None] = {}
         """Listener -> the revocation lists with which its connections were compared."""
-        self._users_known_at = self.now
-        """Monotonic time at which this broker last knew the present users."""
         self._sweep: Timer | None = None
         self._stall_timer: Timer | None = None
         self._stall_time_s = 0.0
@@ -363,28 +362,25 @@ class KafkaServer:
             self.counters.count_closed("idle")
             connection.close()
         self.authentication.close_late(now)
+        self.service.log_ins.end_stale()
         if self._security:
-            self._close_ended_sessions(now)
+            self._close_ended_sessions()
         self._close_revoked()
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
-    def _close_ended_sessions(self, now: float) -> None:
+    def _close_ended_sessions(self) -> None:
         """Close the connections of clients whose certificate has expired; and, once this broker has been cut off from
-        the cluster for too long to know whether users still exist, those of all users. `now`: monotonic seconds."""
-        cluster = self.service.cluster
-        if cluster is None or cluster.is_session_valid():
-            self._users_known_at = now
-        stale_s = now - self._users_known_at - self.service.settings.authorization_stale_max_ms / 1000
+        the cluster for too long to know whether users still exist, those of all users."""
+        is_stale = self.service.log_ins.is_stale()
         now_ms = self.clock.wall_ms()
         for connection in tuple(self._connections):
             security = self._security.get(connection.listener.name, OPEN)
             session = connection.session
             if connection.peer is not None or (security.sasl is None and security.mapping is None):
                 continue
-            if stale_s > 0:
-                reason = "this broker is cut off from the cluster"
-                self.authentication.fail(connection, "stale", reason, session.user)
+            if is_stale:
+                self.authentication.fail(connection, "stale", CUT_OFF, session.user)
             elif connection.gate is None and session.expires_ms is not None and session.expires_ms < now_ms:
                 self.authentication.fail(connection, "expired", "the certificate has expired", session.user)
             else:
