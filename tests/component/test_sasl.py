@@ -3,6 +3,7 @@ however its bytes are split; failures have one answer; a session ends when its t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import time
@@ -289,6 +290,43 @@ def test_a_client_that_does_not_authenticate_in_time_is_closed(tmp_path: Path) -
                 assert peer.closed()
         assert broker.failures["timeout"] >= 1
         assert broker.call(lambda: broker.broker.server.authentication.waiting_count) == 0
+
+
+@pytest.mark.full
+def test_clients_that_do_not_authenticate_keep_no_other_out(tmp_path: Path) -> None:
+    """The address with the most of them loses its oldest connection. Authenticated ones stay open."""
+    with sasl_broker(tmp_path / "data", max_connections=5) as broker:
+        broker.set_user("alice", PASSWORD)
+        server = broker.broker.server
+        with RawPeer(broker.port) as slow:
+            wait_until(lambda: server.connection_count == 1, TIMEOUT_S)
+            silent = []
+            for count in range(2, 6):
+                silent.append(connect_from("127.0.0.2", broker.port))
+                wait_until(lambda count=count: server.connection_count == count, TIMEOUT_S)
+            admitted = []
+            for _ in range(3):
+                admitted.append(RawPeer(broker.port))
+                assert log_in(admitted[-1], SCRAM, "alice", PASSWORD).error_code == 0
+            assert log_in(slow, SCRAM, "alice", PASSWORD).error_code == 0
+            for each in silent[:3]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert each.recv(1) == b""
+            wait_until(lambda: server.connection_count == 5, TIMEOUT_S)
+            assert server.authentication.waiting_count == 1
+            admitted.append(RawPeer(broker.port))
+            assert log_in(admitted[-1], SCRAM, "alice", PASSWORD).error_code == 0
+            with RawPeer(broker.port) as refused:
+                assert refused.closed(), "all others have authenticated"
+            assert all(versions(peer).api_keys for peer in (*admitted, slow))
+        assert server.counters.rejected_by_reason["max_connections"] == 5
+        for connection in (*silent, *(peer.socket for peer in admitted)):
+            connection.close()
+
+
+def connect_from(host: str, port: int) -> socket.socket:
+    """Connect from another address of loopback."""
+    return socket.create_connection(("127.0.0.1", port), scaled(TIMEOUT_S), source_address=(host, 0))
 
 
 # Ends of sessions

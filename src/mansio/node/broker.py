@@ -59,8 +59,7 @@ LOCK_FILE = "lock"
 """In the data directory: locked by the broker that uses it."""
 
 TLS_WAITING_MIN = 64
-"""Number of connections with TLS that may wait for their handshake even if few connections are allowed; otherwise a
-quarter of those, because each one holds a file descriptor."""
+"""Number of connections with TLS that may wait for their handshake even if fewer connections are allowed."""
 
 
 class Broker:
@@ -152,10 +151,12 @@ class Broker:
         if self._handshakes is None:
             settings = self.settings
             budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
-            waiting_max = max(TLS_WAITING_MIN, budget.connections // 4)
+            # All clients may connect again at once. One that waits holds one descriptor, and so does a connection with
+            # TLS, of the two that the budget has for each connection.
+            waiting_max = min(max(TLS_WAITING_MIN, budget.connections), WAITING_MAX)
             self._handshakes = HandshakeRunner(
                 asyncio.get_running_loop(),
-                admission=HandshakeAdmission(waiting_max=min(waiting_max, WAITING_MAX)),
+                admission=HandshakeAdmission(waiting_max=waiting_max),
                 throttle=self.throttle,
             )
         return self._handshakes

@@ -3,6 +3,7 @@ both event loops."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -11,15 +12,18 @@ import socket
 import ssl
 import subprocess
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from mansio.net.tls.acceptor import TlsAcceptor
+from mansio.net.tls.handshakes import AcceptedConnection, HandshakeRunner
 from mansio.state.handshake_admission import HandshakeAdmission
 from support.certificates import OPENSSL, Authority, Certificate
 from support.machine import scaled
 from support.tiers import smoke_first
+from support.tls_broker import tls_broker
 from support.tls_listener import (
     LOOPS,
     EchoProtocol,
@@ -28,11 +32,15 @@ from support.tls_listener import (
     echoes,
     is_refused,
     server_context,
+    tls_files,
 )
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from mansio.net.tls.handshake_failures import Failure
 
 EACH_LOOP = pytest.mark.parametrize("loop", smoke_first(*LOOPS))
 ANY_CIPHER: Final = "ALL:@SECLEVEL=0"
@@ -300,6 +308,100 @@ def test_stalled_handshake_gives_way_to_a_client_of_another_address_and_no_earli
 
 
 @EACH_LOOP
+def test_handshake_whose_peer_always_sends_more_gives_way_after_one_renewal(
+    issued: Certificate, trusting: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    def one_place() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(
+            running_max=1, running_per_address_max=1, handshake_ms=int(scaled(60) * 1000), place_ms=200
+        )
+
+    monkeypatch.setattr(AcceptedConnection, "is_readable", property(lambda _: True))
+    with TlsListener(server_context(issued), loop=loop, new_admission=one_place) as listener:
+        with listener.connect_from("127.0.0.2") as other:
+            stall(other)
+            wait_until(lambda: listener.handshakes.running_count == 1, 20, "the handshake")
+            with trusting.wrap_socket(
+                listener.connect_from("127.0.0.3"), server_hostname="localhost"
+            ) as client:
+                assert echoes(client)
+        assert fails_with(listener, overloaded=1)
+
+
+async def turns_until(condition: Callable[[], bool]) -> None:
+    """Let the event loop take turns until the condition is true."""
+    while not condition():  # noqa: ASYNC110 - a few turns
+        await asyncio.sleep(0)
+
+
+class EndingRunner(HandshakeRunner):
+    """Its first handshake has closed the socket, as uvloop does before it reports the end, and ends at `end`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            loop, admission=HandshakeAdmission(running_max=1, running_per_address_max=1, place_ms=0)
+        )
+        self.begun: list[AcceptedConnection] = []
+        self.end = asyncio.Event()
+
+    async def _run_handshake(self, connection: AcceptedConnection) -> None:
+        self.begun.append(connection)
+        if len(self.begun) == 1:
+            connection.socket.close()
+            await self.end.wait()
+            raise ConnectionResetError
+
+
+class QuietListener:
+    """A listener that notes how handshakes end."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def new_protocol(self) -> asyncio.BaseProtocol:
+        return asyncio.Protocol()
+
+    def context(self) -> ssl.SSLContext:
+        raise AssertionError("no handshake takes a context")
+
+    def on_completed(self) -> None:
+        self.ends.append("completed")
+
+    def on_failed(self, peer: str, failure: Failure) -> None:
+        self.ends.append(f"{peer} {failure.reason}")
+
+
+@EACH_LOOP
+def test_handshake_that_ends_by_itself_is_not_ended_for_another(loop: str) -> None:
+    async def connect() -> None:
+        here = asyncio.get_running_loop()
+        errors: list[dict[str, Any]] = []
+        here.set_exception_handler(lambda _, context: errors.append(context))
+        runner, listener = EndingRunner(here), QuietListener()
+        pairs = [socket.socketpair() for _ in range(2)]
+        for number, (accepted, client) in enumerate(pairs):
+            accepted.setblocking(False)
+            client.send(CLIENT_HELLO_BEGIN)
+            runner.add(accepted, f"192.0.2.{number}", listener)
+            await turns_until(lambda: bool(runner.begun))
+        await turns_until(lambda: runner._admission.next_to_give_way() is not None)
+        for _ in range(10):  # turns in which the other one looks for a place
+            await asyncio.sleep(0)
+        assert not errors
+        assert listener.ends == []
+        runner.end.set()
+        await turns_until(lambda: len(listener.ends) == 2)
+        assert listener.ends == ["192.0.2.0 disconnected", "completed"]
+        assert not errors
+        for accepted, client in pairs:
+            accepted.close()
+            client.close()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(asyncio.wait_for(connect(), scaled(20)))
+
+
+@EACH_LOOP
 def test_client_is_served_beside_silent_connections_of_hundreds_of_addresses(
     issued: Certificate, trusting: ssl.SSLContext, loop: str
 ) -> None:
@@ -517,3 +619,26 @@ def test_accepting_pauses_without_descriptors_and_goes_on(
     lines = [record for record in caplog.records if record.message == "accept_paused"]
     assert len(lines) == 1
     assert lines[0].mansio_fields["reason"] == "Too many open files"  # type: ignore[attr-defined]
+
+
+@pytest.mark.full
+def test_as_many_clients_of_one_address_as_the_broker_serves_connect_at_once(
+    tmp_path: Path,
+    authority: Authority,
+    issued: Certificate,
+    trusting: ssl.SSLContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them wait before the first one goes on; 1,024 descriptors are enough for them."""
+    patient = partial(
+        HandshakeAdmission, handshake_ms=int(scaled(60) * 1000), place_ms=int(scaled(30) * 1000)
+    )
+    monkeypatch.setattr("mansio.node.broker.HandshakeAdmission", patient)
+    with tls_broker(tmp_path, tls_files(issued, authority), max_connections=120) as broker:
+        plain = [socket.create_connection(("127.0.0.1", broker.port), scaled(30)) for _ in range(120)]
+        wait_until(lambda: broker.server.waiting_handshake_count == 120, 20, "all connections to wait")
+        clients = [trusting.wrap_socket(each, server_hostname="localhost") for each in plain]
+        wait_until(lambda: broker.server.connection_count == 120, 20, "all clients")
+        assert not any(broker.acceptor.failed.values())
+        for client in clients:
+            client.close()

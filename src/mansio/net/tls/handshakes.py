@@ -60,13 +60,19 @@ class TlsListener(Protocol):
 class AcceptedConnection:
     """An accepted socket whose handshake is not complete."""
 
-    __slots__ = ("deadline", "listener", "peer", "socket")
+    __slots__ = ("_was_renewed", "deadline", "listener", "peer", "socket")
 
     def __init__(self, accepted: socket.socket, peer: str, listener: TlsListener, deadline: float) -> None:
         self.socket = accepted
         self.peer = peer
         self.listener = listener
         self.deadline = deadline
+        self._was_renewed = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its transport has closed the socket. The event loop reports the end of the handshake a turn later."""
+        return self.socket.fileno() < 0
 
     @property
     def is_readable(self) -> bool:
@@ -74,6 +80,14 @@ class AcceptedConnection:
         poll = select.poll()
         poll.register(self.socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
+
+    def take_renewal(self) -> bool:
+        """Return whether the connection keeps its place because the event loop was late, not the peer. True once: a
+        peer that always sends more would keep the place otherwise."""
+        if self._was_renewed:
+            return False
+        self._was_renewed = self.is_readable
+        return self._was_renewed
 
 
 class HandshakeRunner:
@@ -196,7 +210,9 @@ class HandshakeRunner:
         if gives_way_at > now:
             self._call_at(gives_way_at)
             return False
-        if connection.is_readable:  # the event loop was late, not the peer
+        if connection.has_ended:  # `_on_ended` is about to free its place
+            return False
+        if connection.take_renewal():
             self._admission.renew_place(connection, now)
             return True
         self._admission.end(connection)

@@ -13,9 +13,9 @@ REJECTION_REASONS: Final = (
     "descriptors",
     "stopping",
 )
-"""Reasons for which a connection is rejected: a limit with the name of a setting is reached, the subject of the
-client's certificate makes no user (`certificate`), no file descriptor is left (`descriptors`), or the broker is
-stopping."""
+"""Reasons for which a connection is rejected: a limit with the name of a setting is reached (for `max_connections`, one
+that has not authenticated may be closed instead of the new one), the subject of the client's certificate makes no user
+(`certificate`), no file descriptor is left (`descriptors`), or the broker is stopping."""
 
 
 AUTHENTICATION_FAILURES: Final = (

@@ -290,16 +290,27 @@ class KafkaServer:
         from_host = self._hosts.get(host, 0)
         if self._draining:
             self.reject(connection, "stopping", "the broker is stopping")
-        elif len(self._connections) >= limits.max_connections:
-            self.reject(connection, "max_connections", f"{len(self._connections)} are open")
         elif from_host >= limits.max_connections_per_ip > 0:
             self.reject(connection, "max_connections_per_ip", f"{from_host} from there are open")
+        elif len(self._connections) >= limits.max_connections and not self._make_room():
+            self.reject(connection, "max_connections", f"{len(self._connections)} are open")
         elif self._has_valid_certificate(connection):
             self._connections[connection] = None
             self._hosts[host] = from_host + 1
             if connection.gate is not None:
                 connection.gate.on_connected(connection)
             self.counters.connections_accepted += 1
+
+    def _make_room(self) -> bool:
+        """Close a connection whose client has not authenticated, for a new one. Return False if there is none: clients
+        that never authenticate must not keep out the others until their time ends."""
+        closed = self.authentication.take_one_that_gives_way()
+        if closed is None:
+            return False
+        self.reject(
+            closed, "max_connections", f"{len(self._connections)} are open, and it has not authenticated"
+        )
+        return True
 
     def _has_valid_certificate(self, connection: Connection) -> bool:
         """Make the user of the client's certificate that of the connection, where it is the client's identity. Reject
@@ -331,7 +342,7 @@ class KafkaServer:
         return b"" if context is None else digest_of(context)
 
     def reject(self, connection: Connection, reason: str, detail: str) -> None:
-        """Reject a new connection; `reason` is one of `REJECTION_REASONS`."""
+        """Reject a connection that is new or has not authenticated; `reason` is one of `REJECTION_REASONS`."""
         self.counters.rejected_by_reason[reason] += 1
         peer = connection.client_host
         logger.warning("connection_rejected", extra=fields(peer=peer, reason=reason, detail=detail))

@@ -5,7 +5,8 @@ has an end. It decides with the header of a request, before anything of the requ
 is in `state.authentication.sasl_session`. A connection without a gate, or whose session has no end, pays nothing.
 
 `Authentication` is what the gates of a server share: the connections that have not authenticated yet, which are closed
-after `SaslSettings.timeout_ms`, and those of each user, which end when the user's credential changes.
+after `SaslSettings.timeout_ms`, or earlier if another client connects while `max_connections` are open, and those of
+each user, which end when the user's credential changes.
 
 A failed log-in is answered after `failure_delay_ms`, then closed. Where this broker cannot check a log-in at all (no
 valid session in the cluster, too many checks), the connection is closed without an answer: clients take an answer for
@@ -36,6 +37,7 @@ from mansio.state.authentication.sasl_session import (
     SaslSession,
 )
 from mansio.state.authentication.scram import NONCE_BYTES
+from mansio.state.handshake_admission import address_key
 from mansio.wire.api_versions import is_supported
 from mansio.wire.codec import messages
 from mansio.wire.headers import read_request_header
@@ -106,12 +108,14 @@ class AuthenticatingServer(Protocol):
 class Authentication:
     """Connections of one server that authenticate. All methods run on its event loop."""
 
-    __slots__ = ("_sessions", "_waiting", "server")
+    __slots__ = ("_sessions", "_waiting", "_waiting_by_address", "server")
 
     def __init__(self, server: AuthenticatingServer) -> None:
         self.server = server
         self._waiting: dict[Connection, float] = {}
         """Connections that have not authenticated -> monotonic time at which they are closed, in order of arrival."""
+        self._waiting_by_address: dict[str, dict[Connection, None]] = {}
+        """The same connections by `address_key`, those of an address in order of arrival."""
         self._sessions: dict[str, dict[Connection, SaslGate]] = {}
         """Authenticated connections by user."""
 
@@ -127,21 +131,41 @@ class Authentication:
     def add(self, connection: Connection, timeout_ms: int) -> None:
         """Close the connection after this time unless its client has authenticated."""
         self._waiting[connection] = self.server.clock.monotonic() + timeout_ms / 1000
+        self._waiting_by_address.setdefault(address_key(connection.client_host), {})[connection] = None
 
     def admit(self, connection: Connection, gate: SaslGate, user: str | None) -> None:
         """Note that a client has authenticated as `user`, or as a broker (None)."""
-        self._waiting.pop(connection, None)
+        self._end_wait(connection)
         if user is not None:
             self.server.counters.authentications += 1
             self._sessions.setdefault(user, {})[connection] = gate
 
     def remove(self, connection: Connection, user: str | None) -> None:
         """Forget a connection."""
-        self._waiting.pop(connection, None)
+        self._end_wait(connection)
         if user is not None and (known := self._sessions.get(user)) is not None:
             known.pop(connection, None)
             if not known:
                 del self._sessions[user]
+
+    def take_one_that_gives_way(self) -> Connection | None:
+        """Forget and return a connection whose client has not authenticated, which the caller closes so that another
+        one may be open: the oldest of the address with the most of them. None if there is none."""
+        if not self._waiting:
+            return None
+        of_address = max(self._waiting_by_address.values(), key=len)
+        connection = next(iter(of_address))
+        self._end_wait(connection)
+        return connection
+
+    def _end_wait(self, connection: Connection) -> None:
+        if self._waiting.pop(connection, None) is None:
+            return
+        key = address_key(connection.client_host)
+        of_address = self._waiting_by_address[key]
+        del of_address[connection]
+        if not of_address:
+            del self._waiting_by_address[key]
 
     def close_late(self, now_s: float) -> None:
         """Close the connections whose clients did not authenticate in time. `now_s`: monotonic seconds."""
@@ -149,7 +173,7 @@ class Authentication:
             connection, end_s = next(iter(self._waiting.items()))
             if end_s > now_s:
                 return
-            del self._waiting[connection]
+            self._end_wait(connection)
             self.fail(connection, "timeout", "the client did not authenticate in time")
             connection.abort()
 
