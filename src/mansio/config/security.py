@@ -45,6 +45,19 @@ class ServedListener(NamedTuple):
     remedy: str
 
 
+def parse_principals(setting: str, text: str) -> tuple[str, ...]:
+    """Parse a setting with principals, separated by semicolons, because names from certificates contain commas. Raises
+    `ConfigError`."""
+    found = tuple(dict.fromkeys(part for part in (piece.strip() for piece in text.split(";")) if part))
+    for principal in found:
+        kind, colon, name = principal.partition(":")
+        if not (kind and colon and name):
+            raise ConfigError(
+                f"{setting}: {principal!r} is not a principal; write TYPE:NAME, for example User:alice"
+            )
+    return found
+
+
 def parse_mechanisms(text: str) -> tuple[str, ...]:
     """Parse the setting `sasl_enabled_mechanisms`. Raises `ConfigError`."""
     found = tuple(

@@ -41,6 +41,7 @@ from mansio.config.security import (
     check_unprotected,
     find_unprotected,
     parse_mechanisms,
+    parse_principals,
     served_by_kafka,
     served_by_sqs,
     served_to_users,
@@ -231,6 +232,23 @@ class Settings:
         "Time without a valid session in the cluster after which a broker ends the connections of all users, because "
         "it does not know whether they still exist.",
         minimum=SECOND_MS,
+    )
+    authorizer: str = _setting(
+        "none",
+        "acl: a client may do what access control lists allow its user, and everything else is refused. none: every "
+        "client that is served may do everything.",
+        choices=("none", "acl"),
+    )
+    super_users: str = _setting(
+        "",
+        "Principals that may do everything, separated by semicolons, for example User:admin. They need authorizer=acl.",
+        form="User:NAME;...",
+        is_kafka_setting=True,
+    )
+    allow_everyone_if_no_acl_found: bool = _setting(
+        False,
+        "Allow everybody everything on a resource that no access control list names. It needs authorizer=acl.",
+        is_kafka_setting=True,
     )
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True
@@ -773,6 +791,11 @@ class Settings:
         return parse_mechanisms(self.sasl_enabled_mechanisms)
 
     @property
+    def super_user_principals(self) -> tuple[str, ...]:
+        """The principals that may do everything."""
+        return parse_principals("super_users", self.super_users)
+
+    @property
     def http_address(self) -> Address | None:
         """Address on which the broker serves HTTP; None: it does not."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
@@ -893,7 +916,12 @@ class Settings:
             self._check_own_member()
 
     def _check_security(self, listeners: Listeners) -> None:
-        """Check the settings of TLS and authentication against each other. Raises `ConfigError`."""
+        """Check the settings of TLS, authentication and authorization against each other. Raises `ConfigError`."""
+        if self.authorizer == "none":
+            for name in ("super_users", "allow_everyone_if_no_acl_found"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name}: it needs authorizer=acl")
+        _ = self.super_user_principals  # raises for an invalid one
         if any(each.is_encrypted for each in self.security_protocols):
             for name in ("ssl_certificate_location", "ssl_key_location"):
                 if not getattr(self, name):

@@ -46,7 +46,7 @@ from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
-from mansio.broker.services.acls import AclService
+from mansio.broker.services.acls import AclService, follow_acls
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
@@ -78,6 +78,7 @@ from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.metadata.producer_ids import ProducerIdAllocator
 from mansio.ports import RequestClass
+from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.storage.file_cache import ACTIVE_FILES_MAX, OPEN_FILES_MAX, FileCache
 from mansio.storage.group_commit import GroupCommit
@@ -406,7 +407,14 @@ class BrokerRuntime:
 
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
-        authorization = Authorization(None)
+        authorizer = None
+        if settings.authorizer == "acl":
+            authorizer = Authorizer(
+                settings.super_user_principals,
+                allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
+            )
+            follow_acls(self.state, authorizer)
+        authorization = Authorization(authorizer)
         quotas = QuotaService(
             store=self.store,
             state=self.state,

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.routing.caller import Caller, ClientSession
 from mansio.broker.services.acls import ACLS_MAX, AclService, follow_acls
 from mansio.broker.services.authorization import Authorization
 from mansio.config.item_limit import ITEMS_MAX
@@ -40,6 +39,7 @@ from mansio.state.authorization.acls import (
 )
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.testing.metadata import InMemoryStore
+from support.authorization import ADMIN, ALICE
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS
 
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from mansio.testing.metadata import InMemoryStoreClient
-
-ALICE = Caller(ClientSession("alice"), address="10.0.0.1")
-ADMIN = Caller(ClientSession("admin"), address="10.0.0.1")
 
 
 def may(name: str, principal: str = "User:alice", operation: Operation = Operation.READ) -> Acl:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from component.services.test_group_authorization import ALICE, CLUSTER, acl
 from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.elections import PREFERRED_ELECTION, UNCLEAN_ELECTION
@@ -22,6 +21,7 @@ from mansio.errors import (
 )
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation
 from mansio.state.authorization.authorizer import Authorizer
+from support.authorization import ALICE, CLUSTER, acl
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
-from mansio.broker.routing.caller import BROKER_SESSION, Caller, ClientSession
 from mansio.broker.services.groups import LeavingMember
 from mansio.errors import (
     AuthorizationFailed,
@@ -19,40 +18,24 @@ from mansio.errors import (
 )
 from mansio.state.authorization.acls import (
     CLUSTER_NAME,
-    WILDCARD,
     Acl,
     Operation,
-    PatternType,
     Permission,
-    ResourceType,
 )
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.classic_group.types import Join, Protocol, Sync
 from mansio.state.consumer_group.types import Heartbeat
 from mansio.state.share_group.group import ShareHeartbeat
+from support.authorization import ADMIN, ALICE, CLUSTER, GROUP, PEER, TOPIC, TRANSACTIONAL_ID, acl
 from unit.broker.consumer_groups_fixtures import Catalogue, ConsumerBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.groups import GroupService
 
-ALICE = Caller(ClientSession("alice"), address="10.0.0.1")
-ADMIN = Caller(ClientSession("admin"), address="10.0.0.1")
-PEER = Caller(BROKER_SESSION)
-GROUP, TOPIC, CLUSTER, TRANSACTIONAL_ID = (
-    ResourceType.GROUP,
-    ResourceType.TOPIC,
-    ResourceType.CLUSTER,
-    ResourceType.TRANSACTIONAL_ID,
-)
 COMMIT = [OffsetToCommit("t", 0, 7)]
-
-
-def acl(
-    resource_type: ResourceType, name: str, operation: Operation, permission: Permission = Permission.ALLOW
-) -> Acl:
-    return Acl(resource_type, PatternType.LITERAL, name, "User:alice", WILDCARD, operation, permission)
 
 
 class Room:

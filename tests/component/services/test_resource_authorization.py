@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from component.services.test_group_authorization import ADMIN, ALICE, CLUSTER, GROUP, TOPIC, acl
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource
 from mansio.broker.services.quotas import CLIENT_ID, QuotaAlteration
@@ -24,6 +23,7 @@ from mansio.state.authorization.acls import CLUSTER_NAME, Operation
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.quota import PRODUCER_BYTE_RATE
 from mansio.wire.field_values import LATEST_TIMESTAMP
+from support.authorization import ADMIN, ALICE, CLUSTER, GROUP, TOPIC, acl
 
 if TYPE_CHECKING:
     from pathlib import Path

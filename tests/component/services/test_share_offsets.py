@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from component.services.test_group_authorization import ADMIN, ALICE, GROUP, TOPIC, acl
 from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.share_groups.share_offsets import NO_TOPIC_ID, UNKNOWN_OFFSET_OR_LAG
@@ -21,6 +20,7 @@ from mansio.errors import (
 )
 from mansio.state.authorization.acls import Operation
 from mansio.state.authorization.authorizer import Authorizer
+from support.authorization import ADMIN, ALICE, GROUP, TOPIC, acl
 
 if TYPE_CHECKING:
     from pathlib import Path

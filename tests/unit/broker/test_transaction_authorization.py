@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.routing.caller import BROKER_SESSION, Caller, ClientSession
 from mansio.errors import (
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
@@ -16,24 +15,14 @@ from mansio.errors import (
 )
 from mansio.state.authorization.acls import (
     CLUSTER_NAME,
-    WILDCARD,
     Acl,
     Operation,
-    PatternType,
-    Permission,
     ResourceType,
 )
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.transactions.batch_decision import TaskTransaction
+from support.authorization import ALICE, GROUP, PEER, TOPIC, TRANSACTIONAL_ID, acl
 from unit.broker.test_transaction_handlers import Server
-
-ALICE = Caller(ClientSession("alice"), address="10.0.0.1")
-PEER = Caller(BROKER_SESSION)
-X, TOPIC, GROUP = ResourceType.TRANSACTIONAL_ID, ResourceType.TOPIC, ResourceType.GROUP
-
-
-def acl(resource_type: ResourceType, name: str, operation: Operation) -> Acl:
-    return Acl(resource_type, PatternType.LITERAL, name, "User:alice", WILDCARD, operation, Permission.ALLOW)
 
 
 class Room:
@@ -82,9 +71,13 @@ METHODS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_the_right_for_the_id_nothing_is_changed(name: str) -> None:
-    room = Room(acl(X, "y", Operation.ALL), acl(TOPIC, "a", Operation.ALL), acl(GROUP, "g", Operation.ALL))
+    room = Room(
+        acl(TRANSACTIONAL_ID, "y", Operation.ALL),
+        acl(TOPIC, "a", Operation.ALL),
+        acl(GROUP, "g", Operation.ALL),
+    )
     if name not in ("find_coordinator", "describe"):
-        room.authorizer.add(acl(X, "x", Operation.DESCRIBE))
+        room.authorizer.add(acl(TRANSACTIONAL_ID, "x", Operation.DESCRIBE))
     producer = room.begin()
     with pytest.raises(TransactionalIdAuthorizationFailed):
         room.run(METHODS[name](room.service, producer))
@@ -95,7 +88,7 @@ def test_without_the_right_for_the_id_nothing_is_changed(name: str) -> None:
 
 
 def test_with_the_right_a_transaction_is_initialized_and_ended() -> None:
-    room = Room(acl(X, "x", Operation.WRITE), acl(TOPIC, "a", Operation.WRITE))
+    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.WRITE), acl(TOPIC, "a", Operation.WRITE))
     producer = room.run(room.service.init_producer_id("x", 60_000, caller=ALICE))
     assert room.run(room.service.add_partitions("x", *producer, [("a", 0)], caller=ALICE)) == [None]
     room.run(room.service.end("x", *producer, is_commit=True, bumps_epoch=False, caller=ALICE))
@@ -103,7 +96,7 @@ def test_with_the_right_a_transaction_is_initialized_and_ended() -> None:
 
 
 def test_a_partition_of_another_topic_refuses_all_partitions() -> None:
-    room = Room(acl(X, "x", Operation.WRITE), acl(TOPIC, "a", Operation.WRITE))
+    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.WRITE), acl(TOPIC, "a", Operation.WRITE))
     producer = room.run(room.service.init_producer_id("x", 60_000, caller=ALICE))
     errors = room.run(
         room.service.add_partitions("x", *producer, [("a", 0), ("b", 0), ("absent", 0)], caller=ALICE)
@@ -117,7 +110,7 @@ def test_a_partition_of_another_topic_refuses_all_partitions() -> None:
 
 
 def test_offsets_of_a_group_need_the_group() -> None:
-    room = Room(acl(X, "x", Operation.WRITE))
+    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.WRITE))
     producer = room.begin()
     with pytest.raises(GroupAuthorizationFailed):
         room.run(room.service.add_offsets("x", *producer, "g", caller=ALICE))
@@ -126,7 +119,7 @@ def test_offsets_of_a_group_need_the_group() -> None:
 
 
 def test_an_idempotent_producer_needs_the_cluster_or_any_topic() -> None:
-    room = Room(acl(TOPIC, "a", Operation.READ), acl(X, "x", Operation.WRITE))
+    room = Room(acl(TOPIC, "a", Operation.READ), acl(TRANSACTIONAL_ID, "x", Operation.WRITE))
     with pytest.raises(ClusterAuthorizationFailed):
         room.run(room.service.new_producer_id(caller=ALICE))
     room.authorizer.add(acl(TOPIC, "a", Operation.WRITE))
@@ -136,14 +129,14 @@ def test_an_idempotent_producer_needs_the_cluster_or_any_topic() -> None:
 
 
 def test_unseen_topics_are_left_out_of_a_description() -> None:
-    room = Room(acl(X, "x", Operation.DESCRIBE), acl(TOPIC, "b", Operation.DESCRIBE))
+    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.DESCRIBE), acl(TOPIC, "b", Operation.DESCRIBE))
     room.begin()
     assert room.run(room.service.describe("x", caller=ALICE)).partitions == (("b", 0),)
     assert room.run(room.service.describe("x", caller=PEER)).partitions == (("a", 0), ("b", 0))
 
 
 def test_unseen_ids_are_left_out_of_a_list() -> None:
-    room = Room(acl(X, "x", Operation.DESCRIBE))
+    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.DESCRIBE))
     room.begin("x")
     room.begin("y")
     assert [each.transactional_id for each in room.service.list_transactions(caller=ALICE)] == ["x"]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.kafka.server.direct_requests import DirectRequest
-from mansio.broker.routing.caller import ANONYMOUS_SESSION
+from mansio.broker.routing.caller import BROKER_SESSION
 from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
 from mansio.net.connection import BrokerConnection
 from mansio.ports import NO_CLIENT
@@ -192,7 +192,7 @@ class LocalConnection(RoutedConnection):
         self.versions = OWN_VERSIONS
         self._server = server
         self._address = "" if caller is None else caller.address
-        self._session = ANONYMOUS_SESSION if caller is None else caller.session
+        self._session = BROKER_SESSION if caller is None else caller.session
         own_id = server.service.settings.node_id
         self._identity = None if caller is not None else BrokerIdentity(own_id, 0)
 

@@ -23,7 +23,7 @@ class ClientSession:
     `listener` is the name of the listener, "" for a protocol without named listeners. `expires_ms` is the end of the
     session in Unix time, None if it has none. `credential_revision` is the revision of the credential with which the
     client has authenticated, 0 without authentication. `is_broker`: a broker of the cluster asks for itself, and may do
-    everything.
+    everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`.
     """
 
     user: str = ANONYMOUS_USER
@@ -31,6 +31,7 @@ class ClientSession:
     expires_ms: int | None = None
     credential_revision: int = 0
     is_broker: bool = False
+    groups: tuple[str, ...] = ()
 
     @property
     def principal(self) -> str:

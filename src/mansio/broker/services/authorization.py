@@ -19,7 +19,7 @@ from mansio.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType
-from mansio.state.authorization.authorizer import new_subject
+from mansio.state.authorization.authorizer import new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from mansio.broker.routing.caller import Caller
     from mansio.state.authorization.acls import Operation
-    from mansio.state.authorization.authorizer import Authorizer, Decision, Subject
+    from mansio.state.authorization.authorizer import Authorizer, Decision, Requester
 
-SUBJECTS_KEPT_MAX: Final = 4_096
+REQUESTERS_KEPT_MAX: Final = 4_096
 
 _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -41,7 +41,7 @@ _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
 T = TypeVar("T")
 R = TypeVar("R")
 
-_subject = lru_cache(SUBJECTS_KEPT_MAX)(new_subject)
+_requester = lru_cache(REQUESTERS_KEPT_MAX)(new_requester)
 
 
 class Authorization:
@@ -71,7 +71,7 @@ class Authorization:
         return (
             authorizer is None
             or caller.session.is_broker
-            or authorizer.allows(_subject_of(caller), operation, resource_type, name)
+            or authorizer.allows(_requester_of(caller), operation, resource_type, name)
         )
 
     def check(self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> None:
@@ -132,7 +132,7 @@ class Authorization:
         """Return those resources on which a caller may do an operation, in their order."""
         if self._authorizer is None or caller.session.is_broker:
             return list(names)
-        return self._authorizer.allowed_names(_subject_of(caller), operation, resource_type, names)
+        return self._authorizer.allowed_names(_requester_of(caller), operation, resource_type, names)
 
     def allows_any(self, caller: Caller, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether a caller may do an operation on any resource of a type (KIP-679)."""
@@ -140,15 +140,16 @@ class Authorization:
         return (
             authorizer is None
             or caller.session.is_broker
-            or authorizer.allows_any(_subject_of(caller), operation, resource_type)
+            or authorizer.allows_any(_requester_of(caller), operation, resource_type)
         )
 
     def decide(
-        self, subject: Subject, operation: Operation, resource_type: ResourceType, name: str
+        self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:
-        """Return what a subject may do and which ACL decides it, for people. Raises `SecurityDisabled`."""
-        return self.authorizer.decide(subject, operation, resource_type, name)
+        """Return what a requester may do and which ACL decides it, for people. Raises `SecurityDisabled`."""
+        return self.authorizer.decide(requester, operation, resource_type, name)
 
 
-def _subject_of(caller: Caller) -> Subject:
-    return _subject(caller.session.user, caller.address)
+def _requester_of(caller: Caller) -> Requester:
+    session = caller.session
+    return _requester(session.user, caller.address, session.groups)

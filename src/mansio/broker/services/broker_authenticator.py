@@ -19,11 +19,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from mansio.broker.routing.caller import BROKER_SESSION
 from mansio.errors import ClusterAuthorizationFailed, StaleBrokerEpoch
 from mansio.logs import fields
 from mansio.state.broker_handshake import NONCE_BYTES, BrokerIdentity, Handshake
 
 if TYPE_CHECKING:
+    from mansio.broker.routing.caller import ClientSession
     from mansio.ports import Random
     from mansio.state.broker_handshake import ClusterSecret
 
@@ -155,6 +157,11 @@ class BrokerAuthenticator:
         known = fields(peer=host, broker=node_id, authenticated=None if peer is None else peer.node_id)
         logger.warning("inter_broker_request_refused", extra=known)
         return ClusterAuthorizationFailed()
+
+    def session_of(self, session: ClientSession, peer: BrokerIdentity | None) -> ClientSession:
+        """Return the session with which a request runs: `session`, that of its client, or the one of brokers if it
+        comes from a registered session of a broker."""
+        return session if peer is None or not self.is_current_session(peer) else BROKER_SESSION
 
     def is_current_session(self, identity: BrokerIdentity) -> bool:
         """Return whether `identity` is the registered session of a broker."""

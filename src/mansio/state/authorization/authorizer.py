@@ -1,6 +1,6 @@
 """What access control lists allow, with the rules of Kafka's StandardAuthorizer (KIP-801).
 
-A subject is the principals and the host of a session. Super users may do everything. For the others, the ACLs count
+A requester is the principals and the host of a session. Super users may do everything. For the others, the ACLs count
 that match the resource, one of the principals (or all users) and the host (or all hosts):
 
 * An operation is denied if one of them denies it or denies ALL, whatever the others allow.
@@ -12,9 +12,9 @@ Sets of operations are ints in which the bit `1 << operation` stands for an oper
 `authorized_operations` of Kafka's protocol (KIP-430).
 
 The ACLs are indexed by principal, type of resource and name, so the cost of a decision depends on the number of the
-subject's principals and on how many lengths the prefixes in their ACLs have, and not on the number of ACLs. Nothing is
-remembered of the resources asked for: a caller that keeps a decision keeps `revision` with it, and decides again when
-that has changed.
+requester's principals and on how many lengths the prefixes in their ACLs have, and not on the number of ACLs. Nothing
+is remembered of the resources asked for: a caller that keeps a decision keeps `revision` with it, and decides again
+when that has changed.
 
 Invariant: an ACL that denies never allows anything: adding one removes operations from `operations_of`, except that
 with `allow_everyone_if_no_acl_found` any ACL ends the access of everyone.
@@ -53,7 +53,7 @@ _IMPLIED_BY_ALLOW: Final = {
     Operation.ALTER_CONFIGS: Operation.DESCRIBE_CONFIGS,
 }
 _FEW_NAMES: Final = 32
-"""Number of resources up to which deciding for each is faster than gathering all ACLs of the subject."""
+"""Number of resources up to which deciding for each is faster than gathering all ACLs of the requester."""
 
 _FEW_PREFIXES: Final = 32
 """Number of prefixes up to which comparing a name with each is faster than looking up its beginnings."""
@@ -82,23 +82,23 @@ def _effect(acl: Acl) -> int:
     return effect
 
 
-class Subject(NamedTuple):
+class Requester(NamedTuple):
     """Who asks. `principals` includes the one that stands for all users."""
 
     principals: tuple[str, ...]
     host: str
 
 
-def new_subject(user: str, host: str, groups: Iterable[str] = ()) -> Subject:
-    """Return the subject of a user who is in `groups` and connects from `host`. Groups after the first `GROUPS_MAX` do
-    not count."""
+def new_requester(user: str, host: str, groups: Iterable[str] = ()) -> Requester:
+    """Return the requester of a user who is in `groups` and connects from `host`. Groups after the first `GROUPS_MAX`
+    do not count."""
     named = [f"Group:{group}" for group in groups][:GROUPS_MAX]
-    return Subject((f"User:{user}", *named, WILDCARD_PRINCIPAL), canonical_host(host))
+    return Requester((f"User:{user}", *named, WILDCARD_PRINCIPAL), canonical_host(host))
 
 
 class Decision(NamedTuple):
-    """Whether an operation is allowed, and the ACL that decided; None if no ACL did: the subject is a super user, or no
-    ACL applies."""
+    """Whether an operation is allowed, and the ACL that decided; None if no ACL did: the requester is a super user, or
+    no ACL applies."""
 
     is_allowed: bool
     acl: Acl | None
@@ -280,17 +280,17 @@ class Authorizer:
                     for rules in hosts.values():
                         yield from rules.acls
 
-    def is_super_user(self, subject: Subject) -> bool:
-        """Whether a subject may do everything."""
-        return not self._super_users.isdisjoint(subject.principals)
+    def is_super_user(self, requester: Requester) -> bool:
+        """Whether a requester may do everything."""
+        return not self._super_users.isdisjoint(requester.principals)
 
-    def operations_of(self, subject: Subject, resource_type: ResourceType, name: str) -> int:
-        """Return the set of operations that a subject may do on a resource."""
-        if self.is_super_user(subject):
+    def operations_of(self, requester: Requester, resource_type: ResourceType, name: str) -> int:
+        """Return the set of operations that a requester may do on a resource."""
+        if self.is_super_user(requester):
             return ALL_OPERATIONS
         allowed = denied = 0
-        host = subject.host
-        for principal in subject.principals:
+        host = requester.host
+        for principal in requester.principals:
             patterns = self._rules.get((resource_type, principal))
             if patterns is None:
                 continue
@@ -303,28 +303,30 @@ class Authorizer:
             return ALL_OPERATIONS
         return allowed & ~denied
 
-    def allows(self, subject: Subject, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """Whether a subject may do an operation on a resource."""
-        return bool(self.operations_of(subject, resource_type, name) & bit_of(operation))
+    def allows(
+        self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        """Whether a requester may do an operation on a resource."""
+        return bool(self.operations_of(requester, resource_type, name) & bit_of(operation))
 
-    def authorized_operations(self, subject: Subject, resource_type: ResourceType, name: str) -> int:
-        """Return what Kafka's responses report of a resource (KIP-430): those operations of its type that the subject
+    def authorized_operations(self, requester: Requester, resource_type: ResourceType, name: str) -> int:
+        """Return what Kafka's responses report of a resource (KIP-430): those operations of its type that the requester
         may do."""
-        return self.operations_of(subject, resource_type, name) & _OPERATIONS_OF_TYPE[resource_type]
+        return self.operations_of(requester, resource_type, name) & _OPERATIONS_OF_TYPE[resource_type]
 
     def allowed_names(
-        self, subject: Subject, operation: Operation, resource_type: ResourceType, names: Iterable[str]
+        self, requester: Requester, operation: Operation, resource_type: ResourceType, names: Iterable[str]
     ) -> list[str]:
-        """Return those resources on which a subject may do an operation, in their order."""
+        """Return those resources on which a requester may do an operation, in their order."""
         names = list(names)
-        if self.is_super_user(subject):
+        if self.is_super_user(requester):
             return names
         bit = bit_of(operation)
         if len(names) <= _FEW_NAMES or self._allow_everyone:
-            return [name for name in names if self.operations_of(subject, resource_type, name) & bit]
-        allowed, denied = self._names(subject, resource_type, bit)
+            return [name for name in names if self.operations_of(requester, resource_type, name) & bit]
+        allowed, denied = self._names(requester, resource_type, bit)
         if WILDCARD in denied.literal:
-            return [name for name in names if self.operations_of(subject, resource_type, name) & bit]
+            return [name for name in names if self.operations_of(requester, resource_type, name) & bit]
         if WILDCARD in allowed.literal:
             kept = names
         else:
@@ -333,17 +335,17 @@ class Authorizer:
             kept = [name for name in kept if name not in denied.literal and not denied.has_prefix_of(name)]
         return kept
 
-    def allows_any(self, subject: Subject, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether a subject may do an operation on any resource of a type, existing or not (`authorizeByResourceType`
+    def allows_any(self, requester: Requester, operation: Operation, resource_type: ResourceType) -> bool:
+        """Whether a requester may do an operation on any resource of a type, existing or not (`authorizeByResourceType`
         of KIP-679)."""
-        if self.is_super_user(subject):
+        if self.is_super_user(requester):
             return True
         bit = bit_of(operation)
-        if not any(self._denial_counts[resource_type, principal] for principal in subject.principals):
-            return self._has_allowing(subject, resource_type, bit) or (
+        if not any(self._denial_counts[resource_type, principal] for principal in requester.principals):
+            return self._has_allowing(requester, resource_type, bit) or (
                 self._allow_everyone and WILDCARD not in self._acl_counts[resource_type].literal
             )
-        allowed, denied = self._names(subject, resource_type, bit)
+        allowed, denied = self._names(requester, resource_type, bit)
         if WILDCARD in denied.literal:
             return False
         if self._allow_everyone and WILDCARD not in self._acl_counts[resource_type].literal:
@@ -353,28 +355,28 @@ class Authorizer:
         names = chain(allowed.prefixes, allowed.literal - denied.literal)
         return any(not denied.has_prefix_of(name) for name in names)
 
-    def _has_allowing(self, subject: Subject, resource_type: ResourceType, bit: int) -> bool:
-        """Whether an ACL of a subject allows an operation."""
-        for principal in subject.principals:
+    def _has_allowing(self, requester: Requester, resource_type: ResourceType, bit: int) -> bool:
+        """Whether an ACL of a requester allows an operation."""
+        for principal in requester.principals:
             patterns = self._rules.get((resource_type, principal))
             if patterns is None:
                 continue
             for hosts in chain(patterns.literal.values(), patterns.prefixed.values()):
-                for host in (subject.host, WILDCARD):
+                for host in (requester.host, WILDCARD):
                     if (rules := hosts.get(host)) is not None and rules.allowed & bit:
                         return True
         return False
 
-    def _names(self, subject: Subject, resource_type: ResourceType, bit: int) -> tuple[_Names, _Names]:
-        """Return the patterns for which ACLs of a subject allow, and deny, an operation."""
+    def _names(self, requester: Requester, resource_type: ResourceType, bit: int) -> tuple[_Names, _Names]:
+        """Return the patterns for which ACLs of a requester allow, and deny, an operation."""
         allowed, denied = (set[str](), set[str]()), (set[str](), set[str]())
-        for principal in subject.principals:
+        for principal in requester.principals:
             patterns = self._rules.get((resource_type, principal))
             if patterns is None:
                 continue
             for index, values in enumerate((patterns.literal, patterns.prefixed)):
                 for name, hosts in values.items():
-                    for rules in (hosts.get(subject.host), hosts.get(WILDCARD)):
+                    for rules in (hosts.get(requester.host), hosts.get(WILDCARD)):
                         if rules is not None and rules.allowed & bit:
                             allowed[index].add(name)
                         if rules is not None and rules.denied & bit:
@@ -382,19 +384,19 @@ class Authorizer:
         return _Names(*allowed), _Names(*denied)
 
     def decide(
-        self, subject: Subject, operation: Operation, resource_type: ResourceType, name: str
+        self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:
         """Return what `allows` returns, with the reason, for people; slower than `allows`."""
-        if self.is_super_user(subject):
+        if self.is_super_user(requester):
             return Decision(is_allowed=True, acl=None, is_super_user=True)
-        is_allowed = self.allows(subject, operation, resource_type, name)
+        is_allowed = self.allows(requester, operation, resource_type, name)
         wanted = Permission.ALLOW if is_allowed else Permission.DENY
         deciding = [
             acl
-            for principal in subject.principals
+            for principal in requester.principals
             if (patterns := self._rules.get((resource_type, principal))) is not None
             for hosts in patterns.matching(name)
-            for host in (subject.host, WILDCARD)
+            for host in (requester.host, WILDCARD)
             if (rules := hosts.get(host)) is not None
             for acl in rules.acls
             if acl.permission is wanted and _effect(acl) & bit_of(operation)

@@ -28,25 +28,25 @@ from mansio.state.authorization.authorizer import (
     ALL_OPERATIONS,
     GROUPS_MAX,
     Authorizer,
-    Subject,
+    Requester,
     bit_of,
-    new_subject,
+    new_requester,
 )
 
 NAMES = ["a", "ab", "abc", "b"]
 HOSTS = ["10.0.0.1", "10.0.0.2"]
 SUPER_USERS = {"User:root", "Group:ops"}
 SUBJECTS = [
-    new_subject("alice", HOSTS[0]),
-    new_subject("alice", HOSTS[1], ["dev"]),
-    new_subject("bob", HOSTS[0], ["dev", "qa"]),
-    new_subject("root", HOSTS[0]),
-    new_subject("bob", HOSTS[1], ["ops"]),
+    new_requester("alice", HOSTS[0]),
+    new_requester("alice", HOSTS[1], ["dev"]),
+    new_requester("bob", HOSTS[0], ["dev", "qa"]),
+    new_requester("root", HOSTS[0]),
+    new_requester("bob", HOSTS[1], ["ops"]),
 ]
 RESOURCE_TYPES = [ResourceType.TOPIC, ResourceType.GROUP]
 ASKED = [*NAMES, "abcd", "z"]
 MANY = [f"name{number}" for number in range(50)]
-"""With others, so that they are chosen by the patterns of the subject."""
+"""With others, so that they are chosen by the patterns of the requester."""
 ASKED_OPERATIONS = [
     Operation.READ,
     Operation.WRITE,
@@ -88,7 +88,7 @@ IMPLYING = {
 
 def scan(
     known: set[Acl],
-    subject: Subject,
+    requester: Requester,
     operation: Operation,
     resource_type: ResourceType,
     name: str,
@@ -96,7 +96,7 @@ def scan(
     allow_everyone: bool,
 ) -> bool:
     """The rules of Kafka's documentation and of StandardAuthorizer, without an index."""
-    if SUPER_USERS & set(subject.principals):
+    if SUPER_USERS & set(requester.principals):
         return True
     of_resource = [
         acl
@@ -110,18 +110,18 @@ def scan(
     ]
     if not of_resource:
         return allow_everyone
-    of_subject = [
+    of_requester = [
         acl
         for acl in of_resource
-        if acl.principal in subject.principals and acl.host in (subject.host, WILDCARD)
+        if acl.principal in requester.principals and acl.host in (requester.host, WILDCARD)
     ]
     if any(
         acl.permission is Permission.DENY and acl.operation in (operation, Operation.ALL)
-        for acl in of_subject
+        for acl in of_requester
     ):
         return False
     allowing = {operation, Operation.ALL} | IMPLYING.get(operation, set())
-    return any(acl.permission is Permission.ALLOW and acl.operation in allowing for acl in of_subject)
+    return any(acl.permission is Permission.ALLOW and acl.operation in allowing for acl in of_requester)
 
 
 def authorizer_of(known: set[Acl], *, allow_everyone: bool = False) -> Authorizer:
@@ -132,8 +132,8 @@ def authorizer_of(known: set[Acl], *, allow_everyone: bool = False) -> Authorize
 
 
 QUERIES = [
-    (subject, operation, resource_type)
-    for subject in SUBJECTS
+    (requester, operation, resource_type)
+    for requester in SUBJECTS
     for operation in ASKED_OPERATIONS
     for resource_type in RESOURCE_TYPES
 ]
@@ -180,18 +180,18 @@ def test_decides_after_any_changes_as_a_scan_over_the_acls_that_are_left(
     assert authorizer.acl_count == len(known)
     assert authorizer.acls(AclFilter()) == sorted(known)
 
-    for subject, operation, resource_type in QUERIES:
+    for requester, operation, resource_type in QUERIES:
         expected = [
             name
             for name in ASKED
-            if scan(known, subject, operation, resource_type, name, allow_everyone=allow_everyone)
+            if scan(known, requester, operation, resource_type, name, allow_everyone=allow_everyone)
         ]
-        allowed = [name for name in ASKED if authorizer.allows(subject, operation, resource_type, name)]
+        allowed = [name for name in ASKED if authorizer.allows(requester, operation, resource_type, name)]
         assert allowed == expected
-        assert authorizer.allowed_names(subject, operation, resource_type, ASKED) == expected
-        among = authorizer.allowed_names(subject, operation, resource_type, [*ASKED, *MANY])
+        assert authorizer.allowed_names(requester, operation, resource_type, ASKED) == expected
+        among = authorizer.allowed_names(requester, operation, resource_type, [*ASKED, *MANY])
         assert among[: len(expected)] == expected
-        others = scan(known, subject, operation, resource_type, MANY[0], allow_everyone=allow_everyone)
+        others = scan(known, requester, operation, resource_type, MANY[0], allow_everyone=allow_everyone)
         assert among[len(expected) :] == (MANY if others else [])
 
 
@@ -203,19 +203,19 @@ def test_any_resource_is_allowed_if_and_only_if_there_is_such_a_name(
     authorizer = authorizer_of(known, allow_everyone=allow_everyone)
     prefixes = [*NAMES, WILDCARD]
     possible = [*NAMES, *(f"{prefix}~" for prefix in prefixes), "~"]  # `~`: names that only prefixes match
-    for subject, operation, resource_type in QUERIES:
+    for requester, operation, resource_type in QUERIES:
         expected = any(
-            scan(known, subject, operation, resource_type, name, allow_everyone=allow_everyone)
+            scan(known, requester, operation, resource_type, name, allow_everyone=allow_everyone)
             for name in possible
         )
-        assert authorizer.allows_any(subject, operation, resource_type) == expected
+        assert authorizer.allows_any(requester, operation, resource_type) == expected
 
 
 @settings(max_examples=60)
 @given(known=acl_sets, denial=acls)
 def test_adding_a_denial_never_allows(known: set[Acl], denial: Acl) -> None:
     authorizer = authorizer_of(known)
-    asked = [(subject, resource_type, name) for subject, _, resource_type in QUERIES for name in ASKED]
+    asked = [(requester, resource_type, name) for requester, _, resource_type in QUERIES for name in ASKED]
     before = [authorizer.operations_of(*each) for each in asked]
     authorizer.add(denial._replace(permission=Permission.DENY))
     after = [authorizer.operations_of(*each) for each in asked]
@@ -226,29 +226,29 @@ def test_adding_a_denial_never_allows(known: set[Acl], denial: Acl) -> None:
 @given(known=acl_sets)
 def test_the_deciding_acl_explains_the_decision(known: set[Acl]) -> None:
     authorizer = authorizer_of(known)
-    for subject, operation, resource_type in QUERIES:
+    for requester, operation, resource_type in QUERIES:
         for name in ASKED:
-            decision = authorizer.decide(subject, operation, resource_type, name)
-            assert decision.is_allowed == authorizer.allows(subject, operation, resource_type, name)
-            assert decision.is_super_user == bool(SUPER_USERS & set(subject.principals))
+            decision = authorizer.decide(requester, operation, resource_type, name)
+            assert decision.is_allowed == authorizer.allows(requester, operation, resource_type, name)
+            assert decision.is_super_user == bool(SUPER_USERS & set(requester.principals))
             if decision.acl is None:
                 assert not decision.is_allowed or decision.is_super_user
                 continue
             assert decision.acl in known
             assert (decision.acl.permission is Permission.ALLOW) == decision.is_allowed
             alone = authorizer_of({decision.acl})
-            assert alone.allows(subject, operation, resource_type, name) == decision.is_allowed
+            assert alone.allows(requester, operation, resource_type, name) == decision.is_allowed
 
 
 @given(known=acl_sets)
 def test_reported_operations_are_those_of_the_type_that_are_allowed(known: set[Acl]) -> None:
     authorizer = authorizer_of(known)
-    for subject in SUBJECTS:
+    for requester in SUBJECTS:
         for resource_type in ResourceType:
-            assert authorizer.authorized_operations(subject, resource_type, "ab") == sum(
+            assert authorizer.authorized_operations(requester, resource_type, "ab") == sum(
                 bit_of(operation)
                 for operation in OPERATIONS[resource_type]
-                if authorizer.allows(subject, operation, resource_type, "ab")
+                if authorizer.allows(requester, operation, resource_type, "ab")
             )
 
 
@@ -267,7 +267,7 @@ def test_many_prefixes_are_found_as_few_are() -> None:
                 Permission.ALLOW,
             )
         )
-    bob = new_subject("bob", "10.0.0.1")
+    bob = new_requester("bob", "10.0.0.1")
     asked = ["team1.orders", "team199.x", "team200.x", "team1", "other"]
     kept = authorizer.allowed_names(bob, Operation.DESCRIBE, ResourceType.TOPIC, asked)
     assert kept == ["team1.orders", "team199.x"]
@@ -286,28 +286,28 @@ def test_a_denial_holds_for_its_host_however_the_address_is_written(written: str
     denial = checked_acl(**{**VALID, "host": written, "permission": Permission.DENY})
     authorizer = authorizer_of({checked_acl(**VALID), denial})
     asked = (Operation.READ, ResourceType.TOPIC, "orders")
-    assert not authorizer.allows(new_subject("alice", socket), *asked)
-    assert authorizer.allows(new_subject("alice", "192.0.2.9"), *asked)
+    assert not authorizer.allows(new_requester("alice", socket), *asked)
+    assert authorizer.allows(new_requester("alice", "192.0.2.9"), *asked)
     assert authorizer.acls(checked_filter(AclFilter(host=written))) == [denial]
     assert authorizer.acls(checked_filter(AclFilter(host=socket))) == [denial]
 
 
 def test_all_users_are_no_super_user() -> None:
     authorizer = Authorizer([WILDCARD_PRINCIPAL])
-    bob = new_subject("bob", "10.0.0.1")
+    bob = new_requester("bob", "10.0.0.1")
     assert not authorizer.is_super_user(bob)
     assert not authorizer.allows(bob, Operation.READ, ResourceType.TOPIC, "orders")
 
 
 def test_groups_beyond_the_limit_are_no_principals() -> None:
-    subject = new_subject("bob", "10.0.0.1", [f"g{number}" for number in range(1_000)])
-    assert len(subject.principals) == GROUPS_MAX + 2
-    assert subject.principals[:2] == ("User:bob", "Group:g0")
+    requester = new_requester("bob", "10.0.0.1", [f"g{number}" for number in range(1_000)])
+    assert len(requester.principals) == GROUPS_MAX + 2
+    assert requester.principals[:2] == ("User:bob", "Group:g0")
 
 
 def test_the_group_of_a_super_user_may_do_everything() -> None:
     authorizer = Authorizer(SUPER_USERS)
-    operator = new_subject("carol", "10.0.0.1", ["ops"])
+    operator = new_requester("carol", "10.0.0.1", ["ops"])
     assert authorizer.operations_of(operator, ResourceType.CLUSTER, "kafka-cluster") == ALL_OPERATIONS
     assert authorizer.allows_any(operator, Operation.WRITE, ResourceType.TOPIC)
 

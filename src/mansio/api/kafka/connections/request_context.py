@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.broker.routing.caller import ANONYMOUS_SESSION, BROKER_SESSION, Caller
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,9 +20,10 @@ def _ignore_throttle_time(throttle_ms: int) -> None:
 
 class RequestContext(NamedTuple):
     """Header fields and connection data of one request. `listener`: the one through which it came. `session`: who the
-    client is. `peer`: the broker that has authenticated on the connection, None for a client. `is_confidential`:
-    whether nobody else can read the connection: it is encrypted, or comes from this machine. `throttle`: begins no
-    later request for some milliseconds, because the client exceeds a quota."""
+    client is; `BROKER_SESSION` for a broker of the cluster. `peer`: the broker that has authenticated on the
+    connection, None for a client. `is_confidential`: whether nobody else can read the connection: it is encrypted, or
+    comes from this machine. `throttle`: begins no later request for some milliseconds, because the client exceeds a
+    quota."""
 
     api_key: int
     api_version: int
@@ -38,5 +39,4 @@ class RequestContext(NamedTuple):
     @property
     def caller(self) -> Caller:
         """The client as services know it."""
-        session = self.session if self.peer is None else BROKER_SESSION
-        return Caller(session, self.client_id or "", self.client_host)
+        return Caller(self.session, self.client_id or "", self.client_host)

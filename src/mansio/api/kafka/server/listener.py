@@ -534,7 +534,7 @@ class KafkaServer:
             connection.client_host,
             connection.listener,
             connection.peer,
-            connection.session,
+            self.service.authenticator.session_of(connection.session, connection.peer),
             connection.is_confidential,
             pending_response.throttle,
         )
