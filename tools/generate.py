@@ -11,7 +11,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import api_reference, compatibility, coverage_figure, features, file_map, owner, share_states
+from tools import (
+    api_reference,
+    authorization,
+    compatibility,
+    coverage_figure,
+    features,
+    file_map,
+    owner,
+    share_states,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +102,7 @@ def documents() -> dict[str, Callable[[], str]]:
         "docs/internals/architecture.md": _architecture,
         "config.example.yaml": _settings("render_example"),
         "docs/reference/cli.md": _command_line,
+        "docs/reference/authorization.md": authorization.render,
         "docs/reference/compatibility.md": compatibility.render,
         "docs/reference/configuration.md": _settings("render_document"),
         "docs/reference/delivery.md": _delivery,

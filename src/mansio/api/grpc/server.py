@@ -21,6 +21,7 @@ from mansio.api.grpc.credentials import CertificateSource
 from mansio.api.grpc.endings import end_call
 from mansio.api.grpc.requests import parse
 from mansio.api.grpc.service import MansioService
+from mansio.api.required_rights import GRPC, check_rows
 from mansio.config.security import is_protocol_authenticated
 from mansio.errors import MansioError
 from mansio.state.authentication.certificate_names import MappingRules
@@ -86,6 +87,7 @@ class GrpcServer:
 
     async def start(self) -> tuple[str, int]:
         """Start to accept connections. Return the bound (host, port). Raises `OSError`."""
+        check_rows("gRPC", GRPC, (method.name for method in SERVICE.methods))
         server = grpc.aio.server(
             interceptors=self._interceptors, options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from mansio.api.required_rights import SQS, check_rows
 from mansio.api.sqs.queues.message_moves import MessageMover
 from mansio.api.sqs.queues.messages import (
     ATTRIBUTES_MAX,
@@ -112,6 +113,7 @@ class Actions:
             "TagQueue": self._tag_queue,
             "UntagQueue": self._untag_queue,
         }
+        check_rows("SQS", SQS, self.by_name)
 
     def close(self) -> None:
         """Stop the message move tasks."""

@@ -21,6 +21,7 @@ from mansio.api.http.v1 import (
     topics,
     transactions,
 )
+from mansio.api.required_rights import HTTP, check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,6 +47,8 @@ _FREQUENT: Final = (*publish.OPERATIONS, *leases.OPERATIONS)
 
 def routes(context: ApiContext) -> list[PathRoute]:
     """Return the routes of the API of one broker."""
+
+    check_rows("HTTP", HTTP, ((each.method, each.path) for each in OPERATIONS))
 
     def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def call(request: Request) -> Response:

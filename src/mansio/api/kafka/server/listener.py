@@ -31,6 +31,7 @@ from mansio.api.kafka.server.forwarded_requests import forward
 from mansio.api.kafka.server.listener_security import OPEN
 from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.api.kafka.server.sasl_gate import Authentication
+from mansio.api.required_rights import KAFKA, check_rows
 from mansio.broker.services.cluster import ServedListener
 from mansio.broker.services.log_ins import CUT_OFF
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
@@ -132,6 +133,7 @@ class KafkaServer:
         """Acceptors of the connections with TLS."""
         self._throttle = throttle
         self._handshakes = handshakes or HandshakeRunner(loop)
+        check_rows("Kafka", KAFKA, SUPPORTED_APIS)
         self._router = RequestRouter(service)
         self._connections: dict[
             Connection, None
