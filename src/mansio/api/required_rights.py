@@ -299,9 +299,7 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.RELEASE_LEASES: _FORWARDED_LEASES,
     ApiKey.REGISTER_SHARE_GROUP: _FORWARDED_LEASES,
     ApiKey.PREPARE_TRANSACTION: Row(_RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE),)),
-    ApiKey.COMMIT_BATCH: Row(
-        _RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE), _need(_READ_GROUP, place=_WHOLE))
-    ),
+    ApiKey.COMMIT_BATCH: Row(_RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE),)),
     ApiKey.DESCRIBE_HEALTH: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
     ApiKey.FORWARD_REQUEST: Row(
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."

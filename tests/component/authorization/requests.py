@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.share import state_messages
 from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequestEntry
+from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.state.authorization.acls import WILDCARD
 from mansio.state.share_partition.types import ShareKey
 from mansio.wire.api_versions import ApiKey
@@ -57,7 +58,7 @@ def encode(api: ApiKey, version: int, correlation_id: int, named: Named) -> byte
         )
     if api is ApiKey.WRITE_SHARE_GROUP_STATE:
         asked = StateRequestEntry(
-            ShareKey(named.group, named.topic_id, 0), state_epoch=0, leader_epoch=0, start_offset=0, update=begun()
+            ShareKey(named.group, named.topic_id, 0), write_token=WriteToken(1, 1), update=begun()
         )
         frame = state_messages.encode_request(api, RequestSender(1, 0), [asked], "c")
         return frame[:8] + correlation_id.to_bytes(4, "big") + frame[12:]

@@ -192,6 +192,12 @@ def _schema(api_key: int, version: int, direction: str) -> Any:
 
 
 @cache
+def field_names(api_key: int, version: int, direction: str) -> frozenset[str]:
+    """Return the names of the fields of a message in one version, without those of its structs."""
+    return frozenset(field.name for field in schema_fields(_schema(api_key, version, direction)))
+
+
+@cache
 def merged_schema(api_key: int, direction: str) -> MergedSchema:
     """Return the fields of an API's request or response in all versions, with their defaults."""
     if mansio_apis.is_mansio_api(api_key):

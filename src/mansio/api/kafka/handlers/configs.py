@@ -74,9 +74,9 @@ async def list_config_resources(
 ) -> dict[str, Any]:
     """Return the resources that have settings (KIP-1142), of the requested types, or all. Version 0 requests client
     metrics subscriptions (KIP-714), which are not supported."""
+    found = service.configs.list_resources(request.resource_types or (), caller=context.caller)
     if context.api_version == 0:
         return {"config_resources": []}
-    found = service.configs.list_resources(request.resource_types or (), caller=context.caller)
     return {"config_resources": [_resource(resource) for resource in found]}
 
 

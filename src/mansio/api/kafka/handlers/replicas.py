@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import MansioError
+from mansio.broker.services.elections import ElectionResult
+from mansio.errors import ClusterAuthorizationFailed, MansioError
 from mansio.host.item_turns import ItemTurns
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -17,12 +19,22 @@ if TYPE_CHECKING:
 async def elect_leaders(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Elect leaders of the requested partitions, or of all, in preferred or unclean elections."""
     wanted = request.topic_partitions
-    results = await service.elections.elect_leaders(
-        None if wanted is None else [(item.topic, index) for item in wanted for index in item.partitions],
-        election_type=request.election_type,
-        timeout_ms=request.timeout_ms,
-        caller=context.caller,
+    partitions = (
+        None if wanted is None else [(item.topic, each) for item in wanted for each in item.partitions]
     )
+    try:
+        results = await service.elections.elect_leaders(
+            partitions,
+            election_type=request.election_type,
+            timeout_ms=request.timeout_ms,
+            caller=context.caller,
+        )
+    except ClusterAuthorizationFailed as error:
+        if context.api_version > 0:
+            raise
+        # version 0 has no error of the whole request
+        refused = without_traceback(error)
+        results = [ElectionResult(topic, index, refused) for topic, index in partitions or ()]
     group_by_topic_id: dict[str, list[dict[str, Any]]] = {item.topic: [] for item in wanted or ()}
     turns = ItemTurns(service.scheduler)
     for result in results:

@@ -150,7 +150,8 @@ def _encode(fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes
 
 
 def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any] | None:
-    """Return the fields of a response that rejects the whole request; None if the API has an error per item only."""
+    """Return the fields of a response that rejects the whole request; None if the version of the API has an error per
+    item only."""
     logger.warning(
         "request_rejected",
         extra=fields_of_event(
@@ -162,7 +163,7 @@ def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]
             reason=error.message,
         ),
     )
-    names = messages.merged_schema(context.api_key, messages.RESPONSE).defaults
+    names = messages.field_names(context.api_key, context.api_version, messages.RESPONSE)
     if "error_code" not in names:
         return None
     return {
