@@ -6,212 +6,58 @@ The APIs and what they need come from the table `mansio.api.required_rights`, so
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from component.authorization.requests import Named, decode, encode, error_codes, names_topics_by_id
-from mansio.api.required_rights import ERROR_CODES, KAFKA, Place
-from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, TopicAuthorizationFailed
-from mansio.state.authorization.acls import (
-    CLUSTER_NAME,
-    WILDCARD,
-    Acl,
-    Operation,
-    PatternType,
-    Permission,
-    ResourceType,
+from component.authorization.matrix import (
+    ABSENT,
+    APIS,
+    ASKED,
+    EXISTING,
+    NO_TOPIC,
+    PASSWORD,
+    REFUSALS,
+    UNKNOWN_TOPIC_ID,
+    Credential,
+    Room,
+    credentials,
+    is_for_brokers,
+    needs_of,
+    versions_of,
 )
+from component.authorization.requests import error_codes, names_topics_by_id
+from mansio.api.required_rights import KAFKA, Place
+from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from support.raw_peer import RawPeer, batch_of
-from support.sasl_broker import SaslBroker, log_in, sasl_broker
+from support.sasl_broker import SaslBroker, sasl_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from mansio.api.required_rights import Need, Right
+    from mansio.state.authorization.acls import Acl
 
 SCRAM = "SCRAM-SHA-256"
-PASSWORD = "correct horse"
-HOST = "127.0.0.1"
-OTHER_HOST = "10.9.9.9"
-NO_TOPIC: Final = frozenset({TopicAuthorizationFailed.kafka_code})
-REFUSALS: Final = frozenset(ERROR_CODES.values())
-UNKNOWN_TOPIC_ID: Final = 100
-LOADING: Final = frozenset({14, 15, 16})
-"""Codes of a coordinator that is not ready."""
-IN_USE: Final = frozenset({25, 51})
-"""Codes of a group that has members and of a transaction that is open: both exist."""
-
-PER_CONNECTION: Final = frozenset(
-    {
-        ApiKey.SASL_HANDSHAKE,
-        ApiKey.SASL_AUTHENTICATE,
-        ApiKey.CHALLENGE_BROKER,
-        ApiKey.AUTHENTICATE_BROKER,
-    }
-)
-"""APIs that change the connection itself; they need no right."""
-
-BROKERS_ONLY_FROM: Final = {ApiKey.ADD_PARTITIONS_TO_TXN: 4}
-"""Versions from which on the request of the matrix needs the identity of a broker."""
-
-NEEDS: Final[dict[ApiKey, Sequence[int]]] = {
-    ApiKey.PRODUCE: (0,),
-    ApiKey.METADATA: (0,),
-    ApiKey.OFFSET_FETCH: (0, 1),
-    ApiKey.FIND_COORDINATOR: (0,),
-    ApiKey.INIT_PRODUCER_ID: (0,),
-    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 1),
-    ApiKey.DESCRIBE_CONFIGS: (0,),
-    ApiKey.ALTER_CONFIGS: (0,),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: (0,),
-    ApiKey.DESCRIBE_TRANSACTIONS: (0,),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: (0,),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0,),
-    ApiKey.SHARE_GROUP_HEARTBEAT: (0, 1),
-    ApiKey.SHARE_GROUP_DESCRIBE: (0,),
-    ApiKey.REDRIVE_RECORDS: (0, 1),
-    ApiKey.SET_PASSWORD: (0,),
-}
-"""Those needs of an API that its request in this matrix has; all for others."""
-
-GRANTED: Final = {ApiKey.CONSUMER_GROUP_DESCRIBE: (1,), ApiKey.SHARE_GROUP_DESCRIBE: (1,)}
-"""Needs that all credentials have, because they depend on what other requests have done to the group."""
-
-EXISTING, ABSENT = "exists", "absent"
-"""Parts of the names, of one length, so that answers can be compared."""
-APIS: Final = [key for key in SUPPORTED_APIS if key not in PER_CONNECTION]
-ASKED: Final = [key for key in APIS if KAFKA[key].needs]
 
 
-class Credential(NamedTuple):
-    """ACLs of alice for the needs of a request. `refused`: the codes of which the answer has at least one, None if the
-    request is allowed."""
-
-    name: str
-    acls: list[Acl]
-    refused: frozenset[int] | None
-    omits: bool = False
-
-
-def needs_of(key: ApiKey) -> list[Need]:
-    needs = KAFKA[key].needs
-    return [needs[index] for index in NEEDS.get(key, range(len(needs)))]
-
-
-def allow(
-    right: Right,
-    named: Named,
-    *,
-    suffix: str = "",
-    pattern: PatternType = PatternType.LITERAL,
-    host: str = WILDCARD,
-    permission: Permission = Permission.ALLOW,
-) -> Acl:
-    name = {
-        ResourceType.TOPIC: named.topic,
-        ResourceType.GROUP: named.group,
-        ResourceType.TRANSACTIONAL_ID: named.transactional_id,
-        ResourceType.CLUSTER: CLUSTER_NAME,
-        ResourceType.USER: "alice",
-        ResourceType.DELEGATION_TOKEN: "token",
-    }[right.resource_type]
-    name = name[: len(name) - 2] if pattern is PatternType.PREFIXED else name + suffix
-    return Acl(right.resource_type, pattern, name, "User:alice", host, right.operation, permission)
-
-
-def credentials(key: ApiKey, named: Named) -> Iterator[Credential]:
-    """Yield the credentials of the matrix for an API that differ in their ACLs."""
-    granted = [allow(KAFKA[key].needs[index].rights[-1], named) for index in GRANTED.get(key, ())]
-    for each in _credentials(needs_of(key), named):
-        yield each._replace(acls=[*each.acls, *granted])
-
-
-def _credentials(needs: Sequence[Need], named: Named) -> Iterator[Credential]:
-    wanted = [need.rights[-1] for need in needs]
-    codes = frozenset(need.error_code for need in needs)
-    omits = any(need.place is Place.OMITTED for need in needs)
-    exact = [allow(right, named) for right in wanted]
-    yield Credential("no right", [], codes, omits)
-    yield Credential("exact", exact, None)
-    denials = [allow(right, named, permission=Permission.DENY) for right in wanted[:1]]
-    yield Credential("exact and deny", exact + denials, frozenset({needs[0].error_code}), omits)
-    for left_out, need in enumerate(needs) if len(needs) > 1 else ():
-        acls = exact[:left_out] + exact[left_out + 1 :]
-        yield Credential(f"all but {need.rights[-1]}", acls, frozenset({need.error_code}), omits)
-    yield Credential("sibling", [allow(right, named, suffix="x") for right in wanted], codes, omits)
-    yield Credential("prefix", [allow(right, named, pattern=PatternType.PREFIXED) for right in wanted], None)
-    yield Credential("wrong host", [allow(right, named, host=OTHER_HOST) for right in wanted], codes, omits)
-    yield Credential("host", [allow(right, named, host=HOST) for right in wanted], None)
-    if any(right.operation is not Operation.DESCRIBE for right in wanted):
-        describing = [allow(right._replace(operation=Operation.DESCRIBE), named) for right in wanted]
-        yield Credential("describe only", describing, codes)
-    for need in needs:
-        for right in need.rights[:-1]:
-            others = [each for each in exact if each.resource_type is not need.rights[-1].resource_type]
-            yield Credential(f"by {right}", [*others, allow(right, named)], None)
-
-
-class Room:
-    """A broker that authorizes, with what exists, and a connection of alice and of the super user."""
+class MansioRoom(Room):
+    """A broker of Mansio, whose authorizer is changed directly."""
 
     def __init__(self, broker: SaslBroker) -> None:
         self.broker = broker
-        self.authorizer = broker.broker.service.acls._authorization.authorizer
+        self._authorizer = broker.broker.service.acls._authorization.authorizer
         for name in ("alice", "admin", "carol"):
             broker.set_user(name, PASSWORD)
-        self.peers = {name: self.connect(name) for name in ("alice", "admin")}
-        self._numbers = itertools.count(1)
-        self.named: dict[str, Named] = {}
-        self.named[ABSENT] = Named("t-absent", b"\7" * 16, "g-absent", "x-absent")
-        self.create()
-
-    def connect(self, user: str) -> RawPeer:
-        peer = RawPeer(self.broker.port)
-        assert log_in(peer, SCRAM, user, PASSWORD).error_code == 0
-        return peer
-
-    def create(self) -> None:
-        admin = self.peers["admin"]
-        if "t-exists" not in self.topics:
-            admin.create_topic("t-exists")
-            assert admin.produce("t-exists", batch_of(b"v")).error_code == 0
-        topic = self.topics["t-exists"]
-        self.named[EXISTING] = Named("t-exists", topic.topic_id.bytes, "g-exists", "x-exists")
-        commit = {"partition_index": 0, "committed_offset": 0, "committed_leader_epoch": -1}
-        fields = {
-            "group_id": "g-exists",
-            "generation_id_or_member_epoch": -1,
-            "topics": [{"name": "t-exists", "partitions": [commit]}],
-        }
-        self.until_served(ApiKey.FIND_COORDINATOR, 3, {"key": "g-exists", "key_type": 0})
-        self.until_served(ApiKey.OFFSET_COMMIT, 8, fields)
-        self.until_served(ApiKey.FIND_COORDINATOR, 3, {"key": "x-exists", "key_type": 1})
-        begin = {"transactional_id": "x-exists", "transaction_timeout_ms": 60_000}
-        self.until_served(ApiKey.INIT_PRODUCER_ID, 4, begin | {"producer_id": -1, "producer_epoch": -1})
-
-    def until_served(self, key: ApiKey, version: int, fields: dict[str, Any]) -> None:
-        """Ask as the super user until the coordinator has loaded."""
-        while (codes := error_codes(self.peers["admin"].call(key, version, fields))) & LOADING:
-            pass
-        assert codes <= IN_USE, f"{key.name}: {codes}"
-
-    @property
-    def topics(self) -> Any:
-        return self.broker.broker.service.topics.state.topics
+        super().__init__(broker.port, SCRAM)
 
     def set_acls(self, acls: Iterable[Acl]) -> None:
-        """Let the authorizer have these ACLs and no others."""
         wanted = list(acls)
 
         def change() -> None:
-            for each in set(self.authorizer._of(None)) - set(wanted):
-                self.authorizer.remove(each)
+            for each in set(self._authorizer._of(None)) - set(wanted):
+                self._authorizer.remove(each)
             for each in wanted:
-                self.authorizer.add(each)
+                self._authorizer.add(each)
 
         self.broker.call(change)
 
@@ -230,39 +76,19 @@ class Room:
 
         return self.broker.call(read)
 
-    def ask(self, user: str, key: ApiKey, version: int, named: Named) -> tuple[bytes, Any]:
-        """Send the request of the matrix; return its answer as bytes, without the correlation id, and decoded."""
-        peer = self.peers[user]
-        peer.send(encode(key, version, next(self._numbers), named))
-        frame = peer.frame()
-        if frame is None:
-            peer.socket.close()
-            self.peers[user] = self.connect(user)
-        assert frame is not None, f"the connection was closed instead of an answer to {key.name}"
-        return frame[4:], decode(key, version, frame)
-
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MansioRoom]:
     settings = {"authorizer": "acl", "super_users": "User:admin", "transaction_state_log_num_partitions": 1}
     with sasl_broker(tmp_path_factory.mktemp("matrix") / "data", **settings) as broker:
-        made = Room(broker)
+        made = MansioRoom(broker)
         yield made
-        for peer in made.peers.values():
-            peer.socket.close()
+        made.close()
 
 
-def versions_of(key: ApiKey) -> list[int]:
-    api = SUPPORTED_APIS[key]
-    return sorted({api.min_version, api.max_version})
-
-
-def is_for_brokers(key: ApiKey, version: int) -> bool:
-    from_version = BROKERS_ONLY_FROM.get(key)
-    return KAFKA[key].brokers_only or (from_version is not None and version >= from_version)
-
-
-def check_refused(room: Room, key: ApiKey, version: int, credential: Credential, resource: str) -> bytes:
+def check_refused(
+    room: MansioRoom, key: ApiKey, version: int, credential: Credential, resource: str
+) -> bytes:
     named = room.named[resource]
     room.set_acls(credential.acls)
     before = room.fingerprint()
@@ -273,9 +99,7 @@ def check_refused(room: Room, key: ApiKey, version: int, credential: Credential,
         assert named.topic.encode() not in raw
         assert named.group.encode() not in raw
         assert named.transactional_id.encode() not in raw
-    elif codes == {GroupIdNotFound.kafka_code} and credential.refused == {
-        TopicAuthorizationFailed.kafka_code
-    }:
+    elif codes == {GroupIdNotFound.kafka_code} and credential.refused == NO_TOPIC:
         pass  # the group, for which the caller has the right, is of another type
     elif names_topics_by_id(key, version) and resource == ABSENT and UNKNOWN_TOPIC_ID in codes:
         pass  # a topic id that does not exist is no secret, as in Kafka
@@ -286,7 +110,9 @@ def check_refused(room: Room, key: ApiKey, version: int, credential: Credential,
     return raw
 
 
-def check_allowed(room: Room, key: ApiKey, version: int, user: str, acls: list[Acl], resource: str) -> None:
+def check_allowed(
+    room: MansioRoom, key: ApiKey, version: int, user: str, acls: list[Acl], resource: str
+) -> None:
     room.set_acls(acls)
     raw, answer = room.ask(user, key, version, room.named[resource])
     assert not error_codes(answer) & REFUSALS, answer
@@ -299,7 +125,9 @@ def test_every_api_that_needs_a_right_is_asked() -> None:
 
 
 @pytest.mark.parametrize("key", ASKED, ids=lambda key: key.name.lower())
-def test_without_a_right_a_request_is_refused_and_with_all_of_them_it_is_not(room: Room, key: ApiKey) -> None:
+def test_without_a_right_a_request_is_refused_and_with_all_of_them_it_is_not(
+    room: MansioRoom, key: ApiKey
+) -> None:
     version = SUPPORTED_APIS[key].max_version
     if is_for_brokers(key, version):
         version = SUPPORTED_APIS[key].min_version
@@ -315,7 +143,7 @@ def test_without_a_right_a_request_is_refused_and_with_all_of_them_it_is_not(roo
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", ASKED, ids=lambda key: key.name.lower())
-def test_each_kind_of_right_counts_in_each_version(room: Room, key: ApiKey) -> None:
+def test_each_kind_of_right_counts_in_each_version(room: MansioRoom, key: ApiKey) -> None:
     for version in versions_of(key):
         if is_for_brokers(key, version):
             check_for_brokers_only(room, key, version)
@@ -336,7 +164,7 @@ def test_each_kind_of_right_counts_in_each_version(room: Room, key: ApiKey) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", ASKED, ids=lambda key: key.name.lower())
-def test_a_refusal_does_not_tell_whether_the_resource_exists(room: Room, key: ApiKey) -> None:
+def test_a_refusal_does_not_tell_whether_the_resource_exists(room: MansioRoom, key: ApiKey) -> None:
     room.create()
     for version in versions_of(key):
         if is_for_brokers(key, version) or names_topics_by_id(key, version):
@@ -346,7 +174,7 @@ def test_a_refusal_does_not_tell_whether_the_resource_exists(room: Room, key: Ap
         assert exists == absent.replace(ABSENT.encode(), EXISTING.encode())
 
 
-def check_for_brokers_only(room: Room, key: ApiKey, version: int) -> None:
+def check_for_brokers_only(room: MansioRoom, key: ApiKey, version: int) -> None:
     """Even the super user is no broker."""
     before = room.fingerprint()
     room.set_acls([])

@@ -197,7 +197,6 @@ def test_http_operations_need_rights(room: Room, operation: tuple[str, str]) -> 
 
 
 def grpc_request(method: str, receipt: str) -> Any:
-    partition = {"topic": TOPIC, "partition": 0}
     requests: dict[str, Any] = {
         "Publish": pb.PublishRequest(topic=TOPIC, records=[pb.NewRecord(value=b"v")]),
         "PublishStream": pb.PublishRequest(topic=TOPIC, records=[pb.NewRecord(value=b"v")]),
@@ -208,7 +207,7 @@ def grpc_request(method: str, receipt: str) -> Any:
         "Retry": pb.RetryRequest(group=GROUP, records=[pb.Retry(receipt=receipt)]),
         "Reject": pb.RejectRequest(group=GROUP, records=[pb.Reject(receipt=receipt)]),
         "Extend": pb.ExtendRequest(group=GROUP, records=[pb.Extend(receipt=receipt)]),
-        "Redrive": pb.RedriveRequest(group=GROUP, redrive_id="r", **partition),
+        "Redrive": pb.RedriveRequest(group=GROUP, redrive_id="r", topic=TOPIC, partition=0),
         "ListTopics": pb.ListTopicsRequest(),
         "CreateTopic": pb.CreateTopicRequest(name=f"{TOPIC}-3"),
         "AlterTopic": pb.AlterTopicRequest(name=TOPIC, set={"retention.ms": "1000000"}),
@@ -220,9 +219,9 @@ def grpc_request(method: str, receipt: str) -> Any:
         "CreateSchedule": pb.CreateScheduleRequest(topic=TOPIC, name="s", every_ms=3_600_000, value=b"v"),
         "ChangeSchedule": pb.ChangeScheduleRequest(topic=TOPIC, name="s", pause=True),
         "ListTransactions": pb.ListTransactionsRequest(),
-        "DescribeProducers": pb.DescribeProducersRequest(**partition),
+        "DescribeProducers": pb.DescribeProducersRequest(topic=TOPIC, partition=0),
         "FindHangingTransactions": pb.FindHangingRequest(topic=TOPIC),
-        "AbortTransaction": pb.AbortTransactionRequest(start_offset=0, **partition),
+        "AbortTransaction": pb.AbortTransactionRequest(start_offset=0, topic=TOPIC, partition=0),
     }
     if method in requests:
         return requests[method]
