@@ -148,7 +148,7 @@ class Authorization:
         )
 
     def authorized_operations(self, caller: Caller, resource_type: ResourceType, name: str) -> int:
-        """Return what a caller may do on a resource, as the set that responses of Kafka's protocol contain (KIP-430)."""
+        """Return what a caller may do on a resource, as the set that Kafka's responses contain (KIP-430)."""
         authorizer = self._authorizer
         if authorizer is None or caller.session.is_broker:
             return OPERATIONS_OF_TYPE[resource_type]

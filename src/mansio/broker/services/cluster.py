@@ -254,8 +254,8 @@ class ClusterDescriptionService:
         partitions_max: int = 1,
         caller: Caller,
     ) -> TopicsPage:
-        """Describe the topics `names`, or all if it is empty, sorted by name, in pages (KIP-966). Topics that the caller
-        may not DESCRIBE are left out, or have the error `TopicAuthorizationFailed` if they are named.
+        """Describe the topics `names`, or all if it is empty, sorted by name, in pages (KIP-966). Topics that the
+        caller may not DESCRIBE are left out, or have the error `TopicAuthorizationFailed` if they are named.
 
         A page has at most `partitions_max` partitions, and at most `PARTITIONS_PER_PAGE_MAX`. It begins at `cursor`, or
         at the next topic if the topic of the cursor was deleted. Raises `InvalidRequest` for an invalid cursor.

@@ -73,7 +73,7 @@ class LogDirService:
 
     async def move_each(self, moves: Sequence[ReplicaMove], *, caller: Caller) -> list[MansioError | None]:
         """Move replicas, which needs ALTER for the cluster: there is one directory, in which all of them are. Return
-        the error of each, or None. Errors: `ClusterAuthorizationFailed`, and those of `PartitionSet.check_directory`."""
+        the error of each, or None. Errors: `ClusterAuthorizationFailed`, those of `PartitionSet.check_directory`."""
         try:
             self._authorization.check_cluster(caller, Operation.ALTER)
         except AuthorizationFailed as error:

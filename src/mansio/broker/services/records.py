@@ -304,8 +304,9 @@ class RecordService:
     def describe_producers(
         self, topic: str, index: int, *, producers_max: int, caller: Caller
     ) -> list[DescribedProducer]:
-        """Return the idempotent producers of a partition (KIP-664), which needs READ. Raises `TopicAuthorizationFailed`,
-        `InvalidRequest` if there are more than `producers_max`, and the errors of `PartitionSet.find`."""
+        """Return the idempotent producers of a partition (KIP-664), which needs READ. Raises
+        `TopicAuthorizationFailed`, `InvalidRequest` if there are more than `producers_max`, and the errors of
+        `PartitionSet.find`."""
         self._authorization.check(caller, Operation.READ, ResourceType.TOPIC, topic)
         hook = self._partitions.find(topic, None, index).find_hook(ProducerHook)
         if hook is None:

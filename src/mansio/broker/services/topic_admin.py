@@ -7,8 +7,8 @@ Invariants:
 * A result is returned for each item of a request, in their order; an error of one item does not affect the others.
 * An item that is named twice in a request is rejected in both positions and not executed, as in Kafka.
 * A request for more than `ITEMS_MAX` changes is refused before the first.
-* What a caller learns of a topic that it may not DESCRIBE does not depend on whether the topic exists, unless the caller
-  knows its id, as in Kafka.
+* What a caller learns of a topic that it may not DESCRIBE does not depend on whether the topic exists, unless the
+  caller knows its id, as in Kafka.
 
 Models: ControllerApis and KafkaApis of Kafka.
 """

@@ -107,8 +107,9 @@ class TransactionMarkerService:
         """Abort the transaction of a producer in each of these partitions, for an administrator. The producer and the
         epochs of `marker` are those that the partition has (coordinator epoch 0 if it has none).
 
-        Errors are `ClusterAuthorizationFailed` without ALTER or CLUSTER_ACTION for the cluster, those of `write`, `InvalidTxnState` if the producer has no open transaction there, and
-        `InvalidProducerEpoch` or `TransactionCoordinatorFenced` for another epoch."""
+        Errors are `ClusterAuthorizationFailed` without ALTER or CLUSTER_ACTION for the cluster, those of `write`,
+        `InvalidTxnState` if the producer has no open transaction there, and `InvalidProducerEpoch` or
+        `TransactionCoordinatorFenced` for another epoch."""
         authorization = self._authorization
         try:
             if not authorization.allows(caller, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
