@@ -7,6 +7,7 @@ error tells nothing about what exists.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.errors import (
@@ -23,7 +24,7 @@ from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE, new_reques
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from mansio.broker.routing.caller import Caller
     from mansio.state.authorization.acls import Operation
@@ -153,6 +154,17 @@ class Authorization:
         if authorizer is None or caller.session.is_broker:
             return OPERATIONS_OF_TYPE[resource_type]
         return authorizer.authorized_operations(_requester_of(caller), resource_type, name)
+
+    def authorized_operations_each(
+        self, caller: Caller, resource_type: ResourceType, names: Iterable[str]
+    ) -> Iterator[int]:
+        """Like `authorized_operations`, for each of `names`; each is decided when its result is taken. Without an
+        authorizer the results do not end."""
+        authorizer = self._authorizer
+        if authorizer is None or caller.session.is_broker:
+            return repeat(OPERATIONS_OF_TYPE[resource_type])
+        requester = _requester_of(caller)
+        return (authorizer.authorized_operations(requester, resource_type, name) for name in names)
 
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str

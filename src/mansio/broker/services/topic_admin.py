@@ -26,7 +26,7 @@ from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceTyp
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from mansio.broker.routing.caller import Caller
@@ -119,6 +119,10 @@ class TopicAdminService:
         """Return the set of operations that the caller may do on a topic (KIP-430)."""
         return self._authorization.authorized_operations(caller, ResourceType.TOPIC, name)
 
+    def authorized_operations_each(self, names: Iterable[str], *, caller: Caller) -> Iterator[int]:
+        """Like `authorized_operations`, for each of `names`; see `Authorization.authorized_operations_each`."""
+        return self._authorization.authorized_operations_each(caller, ResourceType.TOPIC, names)
+
     def list_topics(self, *, caller: Caller) -> list[Topic]:
         """Return all topics that the caller may DESCRIBE."""
         topics = self._topics.state.topics
@@ -130,7 +134,7 @@ class TopicAdminService:
         return self._authorization.allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, names)
 
     async def find_each(
-        self, wanted: Sequence[TopicReference], *, may_create: bool, caller: Caller
+        self, wanted: Collection[TopicReference], *, may_create: bool, caller: Caller
     ) -> Mutations[Topic | MissingTopic]:
         """Return each topic, which needs DESCRIBE. With `may_create`, a topic that is named and does not
         exist is created if the broker creates topics automatically; that needs CREATE, for the cluster or the topic.
@@ -139,11 +143,18 @@ class TopicAdminService:
         `TopicService.find_or_auto_create`.
         """
         quota = self._quota(caller, is_strict=False) if may_create else None
-        allowed = self._describable_references(wanted, caller)
+        allowed = None
+        if self._authorization.is_enforced_for(caller):
+            allowed = frozenset(self._describable(self._names(wanted), caller))
+        known = self._topics.state.topics
         turns = ItemTurns(self._scheduler)
         results: list[Topic | MissingTopic] = []
         for each in wanted:
             await turns.next()
+            name = each.name
+            if name in known and (allowed is None or name in allowed):
+                results.append(known[name])
+                continue
             try:
                 results.append(
                     await self._find(each, allowed, may_create=may_create, quota=quota, caller=caller)
@@ -152,12 +163,8 @@ class TopicAdminService:
                 results.append(MissingTopic(each, without_traceback(error)))
         return Mutations(results, self._quotas.record_mutations(quota))
 
-    def _describable_references(
-        self, wanted: Sequence[TopicReference], caller: Caller
-    ) -> Collection[str] | None:
-        """Return the names of the topics that the caller may DESCRIBE; None: all."""
-        if not self._authorization.is_enforced_for(caller):
-            return None
+    def _names(self, wanted: Iterable[TopicReference]) -> list[str]:
+        """Return the names of topics, as far as they have one."""
         by_id = self._topics.state.topics_by_id
         names = []
         for name, topic_id in wanted:
@@ -165,7 +172,7 @@ class TopicAdminService:
                 names.append(name or "")
             elif (topic := by_id.get(topic_id)) is not None:
                 names.append(topic.name)
-        return frozenset(self._describable(names, caller))
+        return names
 
     async def _find(
         self,
@@ -188,8 +195,6 @@ class TopicAdminService:
             raise InvalidRequest("a topic must be named, or given by its id from version 12 on (KIP-516)")
         if allowed is not None and name not in allowed:
             raise TopicAuthorizationFailed(f"{caller.session.principal} may not DESCRIBE the topic {name}")
-        if (known := self._topics.state.topics.get(name)) is not None:
-            return known
         return await self._topics.find_or_auto_create(
             name,
             is_allowed_by_client=may_create,

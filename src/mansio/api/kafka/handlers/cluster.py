@@ -16,6 +16,7 @@ Not obvious:
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -29,13 +30,14 @@ from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import DescribedTopic, QuorumDescription
     from mansio.broker.services.health import Problem
+    from mansio.metadata.metadata_response import ListenerTopicEncoder
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
 
@@ -91,22 +93,12 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     encoder = service.topics.encoder.for_listener(
         context.listener.name, described.live_broker_ids, described.without_listener
     )
-    found, throttle_ms = await _find_topics(service, request, version, caller)
-    if throttle_ms:
-        context.throttle(throttle_ms)
-    has_operations, operations = request.include_topic_authorized_operations, OPERATIONS_OMITTED
-    turns = ItemTurns(service.scheduler)
-    topics = []
-    for each in found:
-        await turns.next()
-        if has_operations:
-            operations = _topic_operations(service, each, caller)
-        if isinstance(each, MissingTopic):
-            (name, topic_id), error = each
-            id_bytes = None if topic_id is None else topic_id.bytes
-            topics.append(encode_missing_topic(version, error.kafka_code, name, id_bytes, operations))
-        else:
-            topics.append(encoder.encode(version, each, operations))
+    if request.topics is None or (version == 0 and not request.topics):
+        topics, throttle_ms = await _all_topics(service, request, version, caller, encoder), 0
+    else:
+        topics, throttle_ms = await _named_topics(service, request, version, caller, encoder)
+        if throttle_ms:
+            context.throttle(throttle_ms)
     return encode_metadata(
         version,
         context.correlation_id,
@@ -121,34 +113,62 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     )
 
 
-async def _find_topics(
-    service: BrokerServices, request: Struct, version: int, caller: Caller
-) -> tuple[Sequence[Topic | MissingTopic], int]:
-    """Return the topics that a Metadata request is for, and the throttle time in ms for those that it has created. By
-    its id, the name of a topic is null or, from Kafka's Java client, empty."""
-    if request.topics is None or (version == 0 and not request.topics):
-        return service.topic_admin.list_topics(caller=caller), 0
-    may_create = version < 4 or request.allow_auto_topic_creation
-    wanted = [
-        TopicReference(item.name)
-        if item.topic_id is None or version < TOPIC_ID_VERSION_MIN
-        else TopicReference(None, UUID(bytes=item.topic_id))
-        for item in request.topics
-    ]
-    found = await service.topic_admin.find_each(
-        list(dict.fromkeys(wanted)), may_create=may_create and len(wanted) <= ITEMS_MAX, caller=caller
+async def _all_topics(
+    service: BrokerServices, request: Struct, version: int, caller: Caller, encoder: ListenerTopicEncoder
+) -> list[bytes]:
+    turns = ItemTurns(service.scheduler)
+    found = service.topic_admin.list_topics(caller=caller)
+    operations: Iterable[int] = repeat(OPERATIONS_OMITTED)
+    if request.include_topic_authorized_operations:
+        names = (topic.name for topic in found)
+        operations = service.topic_admin.authorized_operations_each(names, caller=caller)
+    topics = []
+    for topic, allowed in zip(found, operations, strict=False):
+        await turns.next()
+        topics.append(encoder.encode(version, topic, allowed))
+    return topics
+
+
+async def _named_topics(
+    service: BrokerServices, request: Struct, version: int, caller: Caller, encoder: ListenerTopicEncoder
+) -> tuple[list[bytes], int]:
+    """Return the encoded topics, and the throttle time in ms for those that were created. By its id, the name of a
+    topic is null or, from Kafka's Java client, empty."""
+    admin, may_create = service.topic_admin, version < 4 or request.allow_auto_topic_creation
+    wanted = dict.fromkeys(
+        [
+            TopicReference(item.name)
+            if item.topic_id is None or version < TOPIC_ID_VERSION_MIN
+            else TopicReference(None, UUID(bytes=item.topic_id))
+            for item in request.topics
+        ]
     )
-    return found.results, found.throttle_ms
+    is_small = len(request.topics) <= ITEMS_MAX
+    found = await admin.find_each(wanted, may_create=may_create and is_small, caller=caller)
+    has_operations, operations = request.include_topic_authorized_operations, OPERATIONS_OMITTED
+    turns = ItemTurns(service.scheduler)
+    topics = []
+    for each in found.results:
+        await turns.next()
+        if isinstance(each, MissingTopic):
+            topics.append(_missing_topic(service, request, version, caller, each))
+            continue
+        if has_operations:
+            operations = admin.authorized_operations(each.name, caller=caller)
+        topics.append(encoder.encode(version, each, operations))
+    return topics, found.throttle_ms
 
 
-def _topic_operations(service: BrokerServices, found: Topic | MissingTopic, caller: Caller) -> int:
-    """Return the operations that the caller may do on a topic (KIP-430); none if it may not describe the topic."""
-    if not isinstance(found, MissingTopic):
-        return service.topic_admin.authorized_operations(found.name, caller=caller)
-    name = found.wanted.name
-    if name is None or isinstance(found.error, TopicAuthorizationFailed):
-        return OPERATIONS_OMITTED
-    return service.topic_admin.authorized_operations(name, caller=caller)
+def _missing_topic(
+    service: BrokerServices, request: Struct, version: int, caller: Caller, missing: MissingTopic
+) -> bytes:
+    (name, topic_id), error = missing
+    operations = OPERATIONS_OMITTED
+    has_operations = request.include_topic_authorized_operations
+    if has_operations and name is not None and not isinstance(error, TopicAuthorizationFailed):
+        operations = service.topic_admin.authorized_operations(name, caller=caller)
+    id_bytes = None if topic_id is None else topic_id.bytes
+    return encode_missing_topic(version, error.kafka_code, name, id_bytes, operations)
 
 
 async def describe_cluster(
