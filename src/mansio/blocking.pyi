@@ -63,8 +63,9 @@ class Admin:
         ...
 
     def create_topic(self, name: str, *, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None, exist_ok: bool = False, validate_only: bool = False, timeout_ms: int = 30000) -> None:
-        """Create a topic, and wait until the brokers know it. With `exist_ok` a topic that exists is kept as it is,
-        whatever its partitions and settings are. With `validate_only` the request is checked and nothing is created.
+        """Create a topic, and wait until the brokers know it, unless the user may not describe it. With `exist_ok` a
+        topic that exists is kept as it is, whatever its partitions and settings are. With `validate_only` the request
+        is checked and nothing is created.
 
         Raises `TopicAlreadyExists`, `InvalidTopic` or `InvalidConfig`."""
         ...

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from mansio.broker.routing.caller import Caller
+
 
 class View:
     """A broker as the HTTP listener sees it."""
@@ -42,6 +44,10 @@ class View:
         self.numbers: list[Measurement] = []
         self.lags: list[GroupLag] = []
         self.histograms: list[Distribution] = []
+
+    def may_describe(self, caller: Caller) -> bool:
+        del caller
+        return True
 
     def problems(self) -> list[Problem]:
         return self.known_problems

@@ -57,6 +57,7 @@ from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.health import HealthService
+from mansio.broker.services.log_dirs import LogDirService
 from mansio.broker.services.log_ins import LogInService
 from mansio.broker.services.password_checks import PasswordChecker
 from mansio.broker.services.produce import ProduceService
@@ -68,6 +69,7 @@ from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
+from mansio.broker.services.topic_admin import TopicAdminService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.broker.services.users import UserService
@@ -226,8 +228,10 @@ class BrokerRuntime:
         )
         self.groups = self._build_group_coordinator(group_configs.overrides)
         self.share_state = self._build_share_coordinator(group_configs.effective)
+        self._authorization = self._build_authorization()
         self.markers = TransactionMarkerService(
             self.partitions,
+            authorization=self._authorization,
             before_offsets_marker=self.groups.offsets.expect_marker,
             on_offsets_marker=self.groups.offsets.apply_marker,
         )
@@ -405,16 +409,20 @@ class BrokerRuntime:
         state.on_group_config_change(self.dead_letters.handle_settings_change)
         state.on_change(self.dead_letters.handle_topic_change)
 
+    def _build_authorization(self) -> Authorization:
+        settings = self.settings
+        if settings.authorizer != "acl":
+            return Authorization(None)
+        authorizer = Authorizer(
+            settings.super_user_principals,
+            allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
+        )
+        follow_acls(self.state, authorizer)
+        return Authorization(authorizer)
+
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
-        authorizer = None
-        if settings.authorizer == "acl":
-            authorizer = Authorizer(
-                settings.super_user_principals,
-                allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
-            )
-            follow_acls(self.state, authorizer)
-        authorization = Authorization(authorizer)
+        authorization = self._authorization
         quotas = QuotaService(
             store=self.store,
             state=self.state,
@@ -524,6 +532,15 @@ class BrokerRuntime:
             ),
             producer_ids=self.producer_ids,
             topics=self.topics,
+            topic_admin=TopicAdminService(
+                self.topics, quotas=quotas, scheduler=host_ports.scheduler, authorization=authorization
+            ),
+            log_dirs=LogDirService(
+                self.partitions,
+                topics=self.topics,
+                scheduler=host_ports.scheduler,
+                authorization=authorization,
+            ),
             quotas=quotas,
             acls=AclService(
                 authorization,
@@ -551,12 +568,13 @@ class BrokerRuntime:
             ),
             group_coordinator=self.groups,
             group_service=groups,
-            health=HealthService(host_ports.clock, cluster),
+            health=HealthService(host_ports.clock, cluster, authorization=authorization),
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(
                 authorization=authorization,
                 group_coordinator=self.groups,
+                share_coordinator=self.share_state,
                 share_partition_manager=self.shares,
                 topics=self.topics,
                 partitions=self.partitions,
@@ -590,7 +608,7 @@ class BrokerRuntime:
             log_cleaner=self.log_cleaner,
             log_scrubber=self.log_scrubber,
             cluster_description=ClusterDescriptionService(
-                topics=self.topics, settings=settings, cluster=cluster
+                topics=self.topics, settings=settings, cluster=cluster, authorization=authorization
             ),
             elections=ElectionService(
                 topics=self.topics,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 from mansio.host.item_turns import ItemTurns
@@ -40,7 +41,11 @@ def test_a_single_node_is_its_own_controller_at_the_address_of_the_listener(tmp_
 def test_topics_are_described_in_pages(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         await services.topics.create(NewTopic("a", 3))
-        describe = partial(services.cluster_description.describe_topics, turns=ItemTurns(services.scheduler))
+        describe = partial(
+            services.cluster_description.describe_topics,
+            turns=ItemTurns(services.scheduler),
+            caller=ANONYMOUS,
+        )
         seen: list[tuple[str, int]] = []
         cursor: Cursor | None = None
         pages = 0
@@ -61,7 +66,11 @@ def test_topics_are_described_in_pages(tmp_path: Path) -> None:
 
 def test_each_topic_fails_on_its_own(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        describe = partial(services.cluster_description.describe_topics, turns=ItemTurns(services.scheduler))
+        describe = partial(
+            services.cluster_description.describe_topics,
+            turns=ItemTurns(services.scheduler),
+            caller=ANONYMOUS,
+        )
         page = await describe(["t", "none", "no/name"], partitions_max=100)
         assert [(one.name, type(one.error)) for one in page.topics] == [
             ("no/name", InvalidTopic),

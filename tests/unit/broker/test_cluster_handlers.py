@@ -15,6 +15,7 @@ from mansio.broker.routing.routes import ClusterCoordinatorLookup
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
 from mansio.broker.services.elections import ElectionService
+from mansio.broker.services.topic_admin import TopicAdminService
 from mansio.config.settings import Settings
 from mansio.errors import (
     ConcurrentChange,
@@ -43,6 +44,7 @@ from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
 if TYPE_CHECKING:
+    from mansio.broker.services.quotas import QuotaService
     from mansio.broker.topics.topics import TopicService
     from mansio.wire.codec.messages import Struct
 
@@ -85,16 +87,25 @@ class ClusterNode:
         self.topics = cast(
             "TopicService", SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
         )
-        self.quotas = NoQuotas()
+        authorization = Authorization(None)
         self.cluster_description = ClusterDescriptionService(
-            topics=self.topics, settings=self.settings, cluster=self.cluster
+            topics=self.topics,
+            settings=self.settings,
+            cluster=self.cluster,
+            authorization=authorization,
+        )
+        self.topic_admin = TopicAdminService(
+            self.topics,
+            quotas=cast("QuotaService", NoQuotas()),
+            scheduler=self.scheduler,
+            authorization=authorization,
         )
         self.elections = ElectionService(
             topics=self.topics,
             cluster=self.cluster,
             clock=self.clock,
             scheduler=self.scheduler,
-            authorization=Authorization(None),
+            authorization=authorization,
         )
 
     def put(self, topic: Topic) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from mansio.broker.log_view import snapshots
 from mansio.broker.partition.batch_processing import BatchProcessor
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.config.topic_names import OFFSETS_TOPIC
@@ -321,7 +322,10 @@ def markers_of(
     partitions: Any, on_offsets_marker: Callable[[int, EndMarker], None] = lambda *_: None
 ) -> TransactionMarkerService:
     return TransactionMarkerService(
-        partitions, before_offsets_marker=lambda *_: None, on_offsets_marker=on_offsets_marker
+        partitions,
+        before_offsets_marker=lambda *_: None,
+        on_offsets_marker=on_offsets_marker,
+        authorization=Authorization(None),
     )
 
 

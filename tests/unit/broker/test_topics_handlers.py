@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import importlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID, uuid4
 
 import pytest
 
 from mansio.api.kafka.connections.request_context import RequestContext
-from mansio.api.kafka.handlers.cluster import ALL_CLUSTER_OPERATIONS, ALL_TOPIC_OPERATIONS, OPERATIONS_OMITTED
+from mansio.api.kafka.handlers.cluster import OPERATIONS_OMITTED
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
+from mansio.broker.services.topic_admin import TopicAdminService
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.settings import Settings
 from mansio.host.clock import HostRandom
+from mansio.state.authorization.acls import ResourceType
+from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 from support.listeners import served_listener
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mansio.broker.services.cluster import ServedListener
+    from mansio.broker.services.quotas import QuotaService
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
     from support.metadata import Admin
@@ -64,14 +68,23 @@ class Peer:
             random=HostRandom(),
             settings=settings,
         )
+        authorization = Authorization(None)
         configs = ConfigService(
             topics=admin.topics,
             groups=groups,
             brokers=brokers,
             settings=settings,
-            authorization=Authorization(None),
+            authorization=authorization,
         )
-        description = ClusterDescriptionService(topics=admin.topics, settings=settings, cluster=None)
+        description = ClusterDescriptionService(
+            topics=admin.topics, settings=settings, cluster=None, authorization=authorization
+        )
+        topic_admin = TopicAdminService(
+            admin.topics,
+            quotas=cast("QuotaService", NoQuotas()),
+            scheduler=admin.scheduler,
+            authorization=authorization,
+        )
         self.service: Any = SimpleNamespace(
             scheduler=admin.scheduler,
             topics=admin.topics,
@@ -79,7 +92,7 @@ class Peer:
             configs=configs,
             cluster_description=description,
             transactions=None,
-            quotas=NoQuotas(),
+            topic_admin=topic_admin,
         )
 
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:
@@ -243,9 +256,9 @@ def test_authorized_operations_are_returned_when_requested(version: int) -> None
             "include_cluster_authorized_operations": True,
         }
         response = await peer.ask(ApiKey.METADATA, version, fields)
-        assert response.topics[0].topic_authorized_operations == ALL_TOPIC_OPERATIONS
+        assert response.topics[0].topic_authorized_operations == OPERATIONS_OF_TYPE[ResourceType.TOPIC]
         if version <= 10:
-            assert response.cluster_authorized_operations == ALL_CLUSTER_OPERATIONS
+            assert response.cluster_authorized_operations == OPERATIONS_OF_TYPE[ResourceType.CLUSTER]
 
     run(check)
 

@@ -21,7 +21,7 @@ from mansio.api.client_certificates import checked_expiry_ms
 from mansio.api.http.errors import on_mansio_error
 from mansio.api.http.path_route import path_segments
 from mansio.api.request_sessions import request_session, watched_session
-from mansio.broker.routing.caller import ANONYMOUS_SESSION, ClientSession
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession
 from mansio.errors import (
     AuthenticationFailed,
     InvalidRequest,
@@ -55,9 +55,16 @@ def session_of_request(request: Request) -> ClientSession:
     return request.scope.get(_SESSION) or ANONYMOUS_SESSION
 
 
-def is_identified(request: Request) -> bool:
-    """Whether the client of a request has authenticated, or none has to."""
-    return request.scope.get(_SESSION, ANONYMOUS_SESSION) is not None
+def may_see_names(request: Request, may_describe: Callable[[Caller], bool]) -> bool:
+    """Whether the client of a request may see the names of topics and groups in health checks and metrics. On a
+    listener that authenticates its clients, `may_describe` decides it for the caller."""
+    if _SESSION not in request.scope:
+        return True
+    session: ClientSession | None = request.scope[_SESSION]
+    address = request.client
+    return session is not None and may_describe(
+        Caller(session, address="" if address is None else address.host)
+    )
 
 
 class BasicAuthentication:

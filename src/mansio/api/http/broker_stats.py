@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mansio.api.routing.routed_clients import RoutedClients
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.health import Problem
     from mansio.config.addresses import Address
@@ -237,6 +238,9 @@ class MetricsSource(Protocol):
 
     @property
     def bounds(self) -> Bounds: ...
+
+    def may_describe(self, caller: Caller) -> bool:
+        """Whether a caller may see the names of topics and groups."""
 
     @property
     def is_in_cluster(self) -> bool:

@@ -8,7 +8,8 @@ broker should receive traffic; otherwise 503 with every reason as JSON:
      "warnings": [{"reason": "disk_low", "detail": "..."}],
      "disk": {"data_dir": "/var/lib/mansio", "free_bytes": 123, "size_bytes": 456}}
 
-On a listener that authenticates its clients, a request without credentials gets `{"ready": false}` alone.
+On a listener that authenticates its clients, a request without credentials, or of a user who may not DESCRIBE the
+cluster, gets `{"ready": false}` alone.
 
 Reasons:
 * `starting`: the broker is not ready yet. `stopping`: the broker completes its last requests.
@@ -47,7 +48,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
-from mansio.api.http.authentication import is_identified
+from mansio.api.http.authentication import may_see_names
 from mansio.api.http.path_route import PathRoute
 from mansio.broker.services.health import Problem
 
@@ -118,7 +119,7 @@ def routes(
 
     async def ready(request: Request) -> JSONResponse:
         found = reasons(view, loop_monitor)
-        if not is_identified(request):
+        if not may_see_names(request, view.may_describe):
             return JSONResponse({"ready": not found}, status_code=503 if found else 200)
         over = [] if loop_monitor.is_stalling else stalls(loop_monitor)
         body = readiness_body(found, (*view.warnings(), *over), disk)

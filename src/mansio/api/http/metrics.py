@@ -8,6 +8,7 @@ Invariants:
 * The number of series is bounded by settings, whatever the names of topics and groups: partitions are listed up to
   `metrics_partitions_max`, topics and groups up to `metrics_series_max`; `mansio_metrics_omitted` is the number of
   those not listed.
+* On a listener that authenticates its clients, a user needs DESCRIBE for the cluster.
 * One scrape is processed at a time, and only few may wait. The registry is separate, so that two brokers in one process
   do not mix.
 
@@ -27,9 +28,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
+from mansio.api.http.authentication import may_see_names
 from mansio.api.http.errors import error_response
 from mansio.api.http.path_route import PathRoute
-from mansio.errors import Unavailable
+from mansio.errors import ClusterAuthorizationFailed, Unavailable
 from mansio.version import __version__
 
 if TYPE_CHECKING:
@@ -446,6 +448,8 @@ def routes(
 
     async def metrics(request: Request) -> Response:
         nonlocal waiting
+        if not may_see_names(request, source.may_describe):
+            return error_response(ClusterAuthorizationFailed("metrics need DESCRIBE for the cluster"))
         if waiting >= SCRAPES_WAITING_MAX:
             return error_response(Unavailable("too many scrapes at a time"))
         waiting += 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
     from mansio.broker.features.delays.delay_service import PartitionPending
     from mansio.broker.features.delays.schedule_service import PartitionSchedules
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
 
@@ -59,6 +60,9 @@ class ServiceStats:
     def running(self) -> RunningBroker | None:
         """Return the broker; None until it has started."""
         return self._broker
+
+    def may_describe(self, caller: Caller) -> bool:
+        return self._broker is None or self._broker.services.health.may_describe(caller)
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
         if self._broker is None:

@@ -7,6 +7,7 @@ error tells nothing about what exists.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.errors import (
@@ -19,11 +20,11 @@ from mansio.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType
-from mansio.state.authorization.authorizer import new_requester
+from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE, new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from mansio.broker.routing.caller import Caller
     from mansio.state.authorization.acls import Operation
@@ -64,6 +65,10 @@ class Authorization:
     def revision(self) -> int:
         """Increases with each change of what is allowed. A decision holds while the revision is the same."""
         return 0 if self._authorizer is None else self._authorizer.revision
+
+    def is_enforced_for(self, caller: Caller) -> bool:
+        """Whether a caller may do only what the authorizer allows."""
+        return self._authorizer is not None and not caller.session.is_broker
 
     def allows(self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         """Whether a caller may do an operation on a resource."""
@@ -142,6 +147,24 @@ class Authorization:
             or caller.session.is_broker
             or authorizer.allows_any(_requester_of(caller), operation, resource_type)
         )
+
+    def authorized_operations(self, caller: Caller, resource_type: ResourceType, name: str) -> int:
+        """Return what a caller may do on a resource, as the set that Kafka's responses contain (KIP-430)."""
+        authorizer = self._authorizer
+        if authorizer is None or caller.session.is_broker:
+            return OPERATIONS_OF_TYPE[resource_type]
+        return authorizer.authorized_operations(_requester_of(caller), resource_type, name)
+
+    def authorized_operations_each(
+        self, caller: Caller, resource_type: ResourceType, names: Iterable[str]
+    ) -> Iterator[int]:
+        """Like `authorized_operations`, for each of `names`; each is decided when its result is taken. Without an
+        authorizer the results do not end."""
+        authorizer = self._authorizer
+        if authorizer is None or caller.session.is_broker:
+            return repeat(OPERATIONS_OF_TYPE[resource_type])
+        requester = _requester_of(caller)
+        return (authorizer.authorized_operations(requester, resource_type, name) for name in names)
 
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str

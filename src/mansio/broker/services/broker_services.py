@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.health import HealthService
+    from mansio.broker.services.log_dirs import LogDirService
     from mansio.broker.services.log_ins import LogInService
     from mansio.broker.services.password_checks import PasswordChecker
     from mansio.broker.services.produce import ProduceService
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
+    from mansio.broker.services.topic_admin import TopicAdminService
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
     from mansio.broker.services.users import UserService
@@ -65,6 +67,8 @@ class BrokerServices:
     schedules: ScheduleService
     producer_ids: ProducerIdAllocator
     topics: TopicService
+    topic_admin: TopicAdminService
+    log_dirs: LogDirService
     quotas: QuotaService
     acls: AclService
     users: UserService

@@ -5,6 +5,8 @@ Not obvious:
   the listener itself, those of others from the metadata. A broker without that listener is not returned.
 * In a cluster, only brokers with a session are returned as brokers and as leaders. A registered broker without a
   session is fenced; its address is unknown.
+* Every client may learn the brokers. Topics need DESCRIBE, and what is said of a topic without it does not depend on
+  whether it exists.
 """
 
 from __future__ import annotations
@@ -14,15 +16,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.replication.log_repairer import RepairCounts
-from mansio.errors import InvalidRequest, InvalidUpdateVersion, LeaderNotAvailable, MansioError
+from mansio.errors import (
+    InvalidRequest,
+    InvalidUpdateVersion,
+    LeaderNotAvailable,
+    MansioError,
+    TopicAuthorizationFailed,
+)
 from mansio.metadata.topic_plan import check_topic_name
+from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
     from mansio.broker.replication.isr_manager import IsrManager
     from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.topics.topics import TopicService
     from mansio.config.listeners import SecurityProtocol
     from mansio.config.settings import Settings
@@ -90,12 +101,14 @@ class ClusterDescription:
 @dataclass(frozen=True, slots=True)
 class DescribedTopic:
     """One topic on a page: `partitions` are the indexes of its partitions on the page. `error`: why the topic cannot be
-    described, None if it can."""
+    described, None if it can. `authorized_operations`: what the caller may do with it (KIP-430), None if the caller may
+    not describe it."""
 
     name: str
     topic: Topic | None = None
     partitions: range = range(0)
     error: MansioError | None = None
+    authorized_operations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +133,29 @@ class QuorumDescription:
 class ClusterDescriptionService:
     """Describes the cluster as this broker knows it. All methods run on the broker's event loop."""
 
-    __slots__ = ("_cluster", "_settings", "_topics")
+    __slots__ = ("_authorization", "_cluster", "_settings", "_topics")
 
-    def __init__(self, *, topics: TopicService, settings: Settings, cluster: ClusterServices | None) -> None:
+    def __init__(
+        self,
+        *,
+        topics: TopicService,
+        settings: Settings,
+        cluster: ClusterServices | None,
+        authorization: Authorization,
+    ) -> None:
         """`cluster` is None on a single node."""
         self._topics = topics
         self._settings = settings
         self._cluster = cluster
+        self._authorization = authorization
+
+    def authorized_operations(self, *, caller: Caller) -> int:
+        """Return the set of operations that the caller may do on the cluster (KIP-430); it is empty without DESCRIBE,
+        as in Kafka."""
+        authorization = self._authorization
+        if not authorization.allows(caller, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+            return 0
+        return authorization.authorized_operations(caller, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def describe(self, listener: ServedListener) -> ClusterDescription:
         """Describe the cluster to a client of `listener`. If this broker advertises the listener, the result contains
@@ -167,12 +196,14 @@ class ClusterDescriptionService:
         controller = state.controller
         return NO_CONTROLLER if controller is None or controller.node_id not in known else controller.node_id
 
-    def describe_quorum(self) -> QuorumDescription:
+    def describe_quorum(self, *, caller: Caller) -> QuorumDescription:
         """Describe the metadata store in the form of a KRaft quorum (KIP-595). The members of etcd have no broker ids;
         therefore the active controller is returned as the only voter.
 
-        Raises `LeaderNotAvailable` while there is no active controller.
+        Raises `ClusterAuthorizationFailed` without DESCRIBE for the cluster, and `LeaderNotAvailable` while there is no
+        active controller.
         """
+        self._authorization.check_cluster(caller, Operation.DESCRIBE)
         own, state = self._settings.node_id, self._topics.state
         if not state.registrations:
             return QuorumDescription(own, 0, state.revision, None)
@@ -182,12 +213,15 @@ class ClusterDescriptionService:
         observer = None if controller.node_id == own else own
         return QuorumDescription(controller.node_id, controller.epoch & EPOCH_MASK, state.revision, observer)
 
-    def update_feature(self, name: str, version: int) -> None:
-        """Raise `InvalidUpdateVersion`, because no feature can be changed (KIP-584)."""
-        raise InvalidUpdateVersion(
-            f"feature {name!r} cannot have version {version}: no feature of this cluster can be changed, and it "
-            "has no metadata version"
-        )
+    def update_features(self, updates: Iterable[tuple[str, int]], *, caller: Caller) -> None:
+        """Refuse updates (feature, version), because no feature can be changed (KIP-584). Raises
+        `ClusterAuthorizationFailed` without ALTER for the cluster, and `InvalidUpdateVersion` if there is an update."""
+        self._authorization.check_cluster(caller, Operation.ALTER)
+        for name, version in updates:
+            raise InvalidUpdateVersion(
+                f"feature {name!r} cannot have version {version}: no feature of this cluster can be changed, and it "
+                "has no metadata version"
+            )
 
     def controller_request_target(self, described: ClusterDescription) -> int:
         """Return the id of the broker to which clients shall send requests for the controller: usually this broker,
@@ -218,34 +252,48 @@ class ClusterDescriptionService:
         *,
         cursor: Cursor | None = None,
         partitions_max: int = 1,
+        caller: Caller,
     ) -> TopicsPage:
-        """Describe the topics `names`, or all if it is empty, sorted by name, in pages (KIP-966).
+        """Describe the topics `names`, or all if it is empty, sorted by name, in pages (KIP-966). Topics that the
+        caller may not DESCRIBE are left out, or have the error `TopicAuthorizationFailed` if they are named.
 
         A page has at most `partitions_max` partitions, and at most `PARTITIONS_PER_PAGE_MAX`. It begins at `cursor`, or
         at the next topic if the topic of the cursor was deleted. Raises `InvalidRequest` for an invalid cursor.
         """
         live = self._topics.state.topics
         wanted = sorted(set(names) or live)
+        authorization = self._authorization
         first_name, first_index = cursor or ("", 0)
         if first_index < 0:
             raise InvalidRequest(f"the cursor names partition {first_index}")
         remaining = min(max(partitions_max, 1), PARTITIONS_PER_PAGE_MAX)
         topics: list[DescribedTopic] = []
-        for name in wanted[bisect_left(wanted, first_name) :]:
+        wanted = wanted[bisect_left(wanted, first_name) :]
+        describable = authorization.allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, wanted)
+        allowed = frozenset(describable)
+        for name in wanted if names else describable:
             await turns.next()
             start = first_index if name == first_name else 0
             if remaining == 0:
                 return TopicsPage(topics, (name, start))
+            if name not in allowed:
+                refusal = TopicAuthorizationFailed(
+                    f"{caller.session.principal} may not DESCRIBE the topic {name}"
+                )
+                topics.append(DescribedTopic(name, error=refusal))
+                continue
+            operations = authorization.authorized_operations(caller, ResourceType.TOPIC, name)
             try:
                 if name not in live:
                     check_topic_name(name)
                 topic = self._topics.find(name)
             except MansioError as error:
-                topics.append(DescribedTopic(name, error=without_traceback(error)))
+                refused = without_traceback(error)
+                topics.append(DescribedTopic(name, error=refused, authorized_operations=operations))
                 continue
             count = len(topic.partitions)
             end = min(count, start + remaining)
-            topics.append(DescribedTopic(name, topic, range(start, end)))
+            topics.append(DescribedTopic(name, topic, range(start, end), authorized_operations=operations))
             remaining -= max(end - start, 0)
             if end < count:
                 return TopicsPage(topics, (name, end))

@@ -352,6 +352,10 @@ class GroupService:
         )
         return [each for each in listed if each.group_id in allowed]
 
+    def authorized_operations(self, group_id: str, *, caller: Caller) -> int:
+        """Return the set of operations that the caller may do on a group (KIP-430)."""
+        return self._authorization.authorized_operations(caller, ResourceType.GROUP, group_id)
+
     def describe(self, group_id: str, *, caller: Caller) -> DescribedGroup:
         """Describe a classic group, which needs DESCRIBE; the state of a group that does not exist is Dead. Raises
         `InvalidGroupId` and errors of the coordinator."""

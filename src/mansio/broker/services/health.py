@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.cluster import ClusterServices
     from mansio.ports import Clock
 
@@ -39,9 +43,12 @@ class HealthReport(NamedTuple):
 class HealthService:
     """Health of one broker. All methods run on its event loop."""
 
-    def __init__(self, clock: Clock, cluster: ClusterServices | None) -> None:
+    def __init__(
+        self, clock: Clock, cluster: ClusterServices | None, *, authorization: Authorization
+    ) -> None:
         self._clock = clock
         self._cluster = cluster
+        self._authorization = authorization
         self._sources: tuple[Callable[[], Iterable[Problem]], Callable[[], Iterable[Problem]]] | None = None
 
     def use_sources(
@@ -50,8 +57,15 @@ class HealthService:
         """Take problems and warnings from these functions from now on."""
         self._sources = problems, warnings
 
-    def report(self) -> HealthReport:
-        """Return the health of this broker now."""
+    def may_describe(self, caller: Caller) -> bool:
+        """Whether a caller may see problems, warnings and metrics, which name topics and groups: it needs DESCRIBE for
+        the cluster."""
+        return self._authorization.allows(caller, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def report(self, *, caller: Caller) -> HealthReport:
+        """Return the health of this broker now. Raises `ClusterAuthorizationFailed` without DESCRIBE for the
+        cluster."""
+        self._authorization.check_cluster(caller, Operation.DESCRIBE)
         problems, warnings = ((), ()) if self._sources is None else (tuple(each()) for each in self._sources)
         cluster = self._cluster
         if cluster is None or cluster.is_session_valid():

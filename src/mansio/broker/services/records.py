@@ -1,4 +1,4 @@
-"""Record service: lists offsets, returns end offsets of leader epochs, and deletes records.
+"""Record service: lists offsets, returns end offsets of leader epochs, describes producers, and deletes records.
 
 Invariants:
 * A result is returned for each item, in the order of the request; an error of one item does not affect the others. It
@@ -17,10 +17,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import HIGH_WATERMARK
+from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import complete, complete_with_error, yield_to_loop
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
     from mansio.ports import Clock, Promise, Scheduler
+    from mansio.state.producers import Producer
 
 
 TIMESTAMPS_INDEPENDENT_OF_LOG_END: Final = frozenset(
@@ -97,6 +99,14 @@ class EpochEndOffset:
 
     leader_epoch: int
     end_offset: int
+
+
+class DescribedProducer(NamedTuple):
+    """A producer of a partition. `transaction_start_offset`: that of its open transaction, None without one."""
+
+    producer_id: int
+    producer: Producer
+    transaction_start_offset: int | None
 
 
 class RecordService:
@@ -290,6 +300,24 @@ class RecordService:
         if (hold := partition.find_hook(RetentionHoldHook)) is not None:
             hold.check_deletion(before_offset)
         return partition.delete_records(before_offset)
+
+    def describe_producers(
+        self, topic: str, index: int, *, producers_max: int, caller: Caller
+    ) -> list[DescribedProducer]:
+        """Return the idempotent producers of a partition (KIP-664), which needs READ. Raises
+        `TopicAuthorizationFailed`, `InvalidRequest` if there are more than `producers_max`, and the errors of
+        `PartitionSet.find`."""
+        self._authorization.check(caller, Operation.READ, ResourceType.TOPIC, topic)
+        hook = self._partitions.find(topic, None, index).find_hook(ProducerHook)
+        if hook is None:
+            return []
+        if len(hook.table) > producers_max:
+            raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
+        is_open = hook.transactions.open
+        return [
+            DescribedProducer(producer_id, producer, is_open.get(producer_id))
+            for producer_id, producer in hook.table.items()
+        ]
 
     async def delete_records(
         self, deletions: Sequence[RecordsToDelete], *, timeout_ms: int, caller: Caller

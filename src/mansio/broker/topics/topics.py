@@ -222,11 +222,17 @@ class TopicService:
         return created
 
     async def find_or_auto_create(
-        self, name: str, *, is_allowed_by_client: bool, quota: MutationQuota | None = None
+        self,
+        name: str,
+        *,
+        is_allowed_by_client: bool,
+        check_creation: Callable[[str], object] = lambda _: None,
+        quota: MutationQuota | None = None,
     ) -> Topic:
         """Return the topic for which a client requests metadata. If it does not exist, it is created if the client
-        allows it and `auto_create_topics_enable` is set. Raises `InvalidTopic`, `UnknownTopicOrPartition`, and the
-        errors of `create`.
+        allows it and `auto_create_topics_enable` is set. `check_creation`: called with the name of a topic that is
+        about to be created; raises an error if the client may not do that. Raises this error, `InvalidTopic`,
+        `UnknownTopicOrPartition`, and the errors of `create`.
 
         Kafka creates topics by default. Programs that rely on it wait for the topic, or fail with a misleading error;
         therefore the setting is mentioned in the log, once for each topic.
@@ -240,6 +246,7 @@ class TopicService:
         if not self._settings.auto_create_topics_enable:
             self._log_missing_topic(name)
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        check_creation(name)
         try:
             return await self.auto_create(name, quota)
         except UnknownTopicOrPartition:

@@ -6,6 +6,7 @@ Results are frozen dataclasses of plain values.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from mansio.client.admin.users import UserAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
 from mansio.config.config_def import Operation, ResourceType
-from mansio.errors import InvalidRequest, OffsetOutOfRange, TopicAlreadyExists
+from mansio.errors import InvalidRequest, OffsetOutOfRange, TopicAlreadyExists, TopicAuthorizationFailed
 from mansio.net.offsets import (
     CommittedOffset,
     ListedOffset,
@@ -157,8 +158,9 @@ class Admin:
         validate_only: bool = False,
         timeout_ms: int = 30_000,
     ) -> None:
-        """Create a topic, and wait until the brokers know it. With `exist_ok` a topic that exists is kept as it is,
-        whatever its partitions and settings are. With `validate_only` the request is checked and nothing is created.
+        """Create a topic, and wait until the brokers know it, unless the user may not describe it. With `exist_ok` a
+        topic that exists is kept as it is, whatever its partitions and settings are. With `validate_only` the request
+        is checked and nothing is created.
 
         Raises `TopicAlreadyExists`, `InvalidTopic` or `InvalidConfig`.
         """
@@ -178,7 +180,8 @@ class Admin:
                 raise
         if not validate_only:
             self._cluster.mark_stale((name,))
-            await self._cluster.topic(name)
+            with contextlib.suppress(TopicAuthorizationFailed):
+                await self._cluster.topic(name)
 
     async def delete_topic(self, name: str, *, timeout_ms: int = 30_000) -> None:
         """Delete a topic and its records. Raises `UnknownTopicOrPartition`."""

@@ -67,9 +67,10 @@ def bit_of(operation: Operation) -> int:
 ALL_OPERATIONS: Final = sum(bit_of(operation) for operation in Operation if operation is not Operation.ALL)
 """The set of all operations."""
 
-_OPERATIONS_OF_TYPE: Final = {
+OPERATIONS_OF_TYPE: Final = {
     resource_type: sum(map(bit_of, operations)) for resource_type, operations in OPERATIONS.items()
 }
+"""The set of the operations that exist for each type of resource."""
 
 
 def _effect(acl: Acl) -> int:
@@ -312,7 +313,7 @@ class Authorizer:
     def authorized_operations(self, requester: Requester, resource_type: ResourceType, name: str) -> int:
         """Return what Kafka's responses report of a resource (KIP-430): those operations of its type that the requester
         may do."""
-        return self.operations_of(requester, resource_type, name) & _OPERATIONS_OF_TYPE[resource_type]
+        return self.operations_of(requester, resource_type, name) & OPERATIONS_OF_TYPE[resource_type]
 
     def allowed_names(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, names: Iterable[str]

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
+from mansio.errors import TopicAuthorizationFailed
 from mansio.tracebacks import copied
 from mansio.wire.topic_partition import TopicPartition
 
@@ -70,13 +71,14 @@ class PartitionState(Result):
 
 
 class TopicState(Result):
-    """`config`: the settings that differ from their defaults."""
+    """`config`: the settings that differ from their defaults. What the caller may not see is null: `config` without
+    DESCRIBE_CONFIGS for the topic, and after a change everything but the name without DESCRIBE."""
 
     name: str
-    id: str
-    is_internal: bool
-    partitions: list[PartitionState]
-    config: dict[str, str | None]
+    id: str | None
+    is_internal: bool | None
+    partitions: list[PartitionState] | None
+    config: dict[str, str | None] | None
 
 
 def encode_cursor(name: str) -> str:
@@ -112,7 +114,7 @@ async def create(call: Call) -> TopicState:
         replication_factor=-1 if body.replication_factor is None else body.replication_factor,
         config=body.config,
     )
-    return await _describe(call, body.name)
+    return await _describe_changed(call, body.name)
 
 
 async def describe(call: Call) -> TopicState:
@@ -129,7 +131,7 @@ async def _describe(call: Call, name: str) -> TopicState:
         admin.list_offsets(partitions, "latest"),
         return_exceptions=True,
     )
-    if isinstance(config, BaseException):
+    if isinstance(config, BaseException) and not isinstance(config, TopicAuthorizationFailed):
         raise copied(config)
     return TopicState(
         name=name,
@@ -146,8 +148,16 @@ async def _describe(call: Call, name: str) -> TopicState:
             )
             for partition, each in zip(partitions, found.partitions, strict=True)
         ],
-        config=changed_settings(config),
+        config=None if isinstance(config, TopicAuthorizationFailed) else changed_settings(config),
     )
+
+
+async def _describe_changed(call: Call, name: str) -> TopicState:
+    """Return the state of a topic after a change, as far as the caller may see it."""
+    try:
+        return await _describe(call, name)
+    except TopicAuthorizationFailed:
+        return TopicState(name=name, id=None, is_internal=None, partitions=None, config=None)
 
 
 def changed_settings(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
@@ -167,7 +177,7 @@ async def alter(call: Call) -> TopicState:
         await admin.alter_topic_config(name, body.config)
     if body.partitions is not None:
         await admin.create_partitions(name, body.partitions)
-    return await _describe(call, name)
+    return await _describe_changed(call, name)
 
 
 async def delete(call: Call) -> None:

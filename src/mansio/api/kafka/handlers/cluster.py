@@ -1,45 +1,51 @@
 """ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeQuorum, UpdateFeatures, and DescribeHealth
 (20114) of Mansio.
 
-Behavior: without authorization every operation is allowed, which is returned to clients that request the authorized
-operations (KIP-430); others get Kafka's value for "omitted".
+Behavior: clients that request the authorized operations (KIP-430) get them; others get Kafka's value for "omitted".
+DescribeTopicPartitions always has those of topics.
 
 Not obvious:
 * Metadata and DescribeCluster mean different things by the controller: the broker to send changes to, which is any
   broker, and the active controller.
 * In Metadata 0 an empty list of topics means all of them, from 1 on null does. `allow_auto_topic_creation` is true
   where the version has no such field.
+* Creation by a Metadata request is never refused because of a quota, as in Kafka: no version of the API has the error.
+* A topic that the caller may not describe has the error TOPIC_AUTHORIZATION_FAILED, and neither name nor partitions if
+  it is asked for by its id; among all topics it is left out.
 """
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.api.kafka.handlers.mutation_throttling import mutation_quota, throttle_mutations
+from mansio.broker.services.topic_admin import MissingTopic, TopicReference
 from mansio.config.item_limit import ITEMS_MAX
-from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
+from mansio.errors import LeaderNotAvailable, MansioError, TopicAuthorizationFailed, UnknownTopicOrPartition
 from mansio.host.item_turns import ItemTurns
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.cluster import DescribedTopic
+    from mansio.broker.services.cluster import DescribedTopic, QuorumDescription
     from mansio.broker.services.health import Problem
-    from mansio.broker.topics.mutation_quota import MutationQuota
+    from mansio.metadata.metadata_response import ListenerTopicEncoder
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
 
 OPERATIONS_OMITTED: Final = -(1 << 31)
 """Value of authorized operations that were not requested."""
+TOPIC_ID_VERSION_MIN: Final = 12
+"""First version of Metadata that names topics by id (KIP-516)."""
 
-# Bits by Kafka's AclOperation: read 3, write 4, create 5, delete 6, alter 7, describe 8, cluster action 9,
-# describe configs 10, alter configs 11, idempotent write 12.
-ALL_TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-ALL_CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 ENDPOINT_TYPE_BROKERS: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
@@ -82,35 +88,17 @@ async def api_versions(service: BrokerServices, request: Struct, context: Reques
 async def metadata(service: BrokerServices, request: Struct, context: RequestContext) -> bytes:
     """Return brokers, controller, and topics by name, by id, or all. The response is encoded without the general
     codec."""
-    version = context.api_version
-    operations = ALL_TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_OMITTED
+    version, caller = context.api_version, context.caller
     described = service.cluster_description.describe(context.listener)
     encoder = service.topics.encoder.for_listener(
         context.listener.name, described.live_broker_ids, described.without_listener
     )
-    turns = ItemTurns(service.scheduler)
-    throttle_ms = 0
     if request.topics is None or (version == 0 and not request.topics):
-        topics = []
-        for topic in list(service.topics.state.topics.values()):
-            await turns.next()
-            topics.append(encoder.encode(version, topic, operations))
+        topics, throttle_ms = await _all_topics(service, request, version, caller, encoder), 0
     else:
-        may_create = version < 4 or request.allow_auto_topic_creation
-        may_create = may_create and len(request.topics) <= ITEMS_MAX
-        quota = mutation_quota(service, context) if may_create else None
-        topics = []
-        for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
-            await turns.next()
-            try:
-                topic = await _find_topic(
-                    service, version, name, topic_id, may_create=may_create, quota=quota
-                )
-            except MansioError as error:
-                topics.append(encode_missing_topic(version, error.kafka_code, name, topic_id, operations))
-            else:
-                topics.append(encoder.encode(version, topic, operations))
-        throttle_ms = throttle_mutations(service, context, quota)
+        topics, throttle_ms = await _named_topics(service, request, version, caller, encoder)
+        if throttle_ms:
+            context.throttle(throttle_ms)
     return encode_metadata(
         version,
         context.correlation_id,
@@ -118,11 +106,69 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         cluster_id=described.cluster_id,
         controller_id=service.cluster_description.controller_request_target(described),
         topics=topics,
-        cluster_operations=ALL_CLUSTER_OPERATIONS
+        cluster_operations=service.cluster_description.authorized_operations(caller=caller)
         if request.include_cluster_authorized_operations
         else OPERATIONS_OMITTED,
         throttle_ms=throttle_ms,
     )
+
+
+async def _all_topics(
+    service: BrokerServices, request: Struct, version: int, caller: Caller, encoder: ListenerTopicEncoder
+) -> list[bytes]:
+    turns = ItemTurns(service.scheduler)
+    found = service.topic_admin.list_topics(caller=caller)
+    operations: Iterable[int] = repeat(OPERATIONS_OMITTED)
+    if request.include_topic_authorized_operations:
+        names = (topic.name for topic in found)
+        operations = service.topic_admin.authorized_operations_each(names, caller=caller)
+    topics = []
+    for topic, allowed in zip(found, operations, strict=False):
+        await turns.next()
+        topics.append(encoder.encode(version, topic, allowed))
+    return topics
+
+
+async def _named_topics(
+    service: BrokerServices, request: Struct, version: int, caller: Caller, encoder: ListenerTopicEncoder
+) -> tuple[list[bytes], int]:
+    """Return the encoded topics, and the throttle time in ms for those that were created. By its id, the name of a
+    topic is null or, from Kafka's Java client, empty."""
+    admin, may_create = service.topic_admin, version < 4 or request.allow_auto_topic_creation
+    wanted = dict.fromkeys(
+        [
+            TopicReference(item.name)
+            if item.topic_id is None or version < TOPIC_ID_VERSION_MIN
+            else TopicReference(None, UUID(bytes=item.topic_id))
+            for item in request.topics
+        ]
+    )
+    is_small = len(request.topics) <= ITEMS_MAX
+    found = await admin.find_each(wanted, may_create=may_create and is_small, caller=caller)
+    has_operations, operations = request.include_topic_authorized_operations, OPERATIONS_OMITTED
+    turns = ItemTurns(service.scheduler)
+    topics = []
+    for each in found.results:
+        await turns.next()
+        if isinstance(each, MissingTopic):
+            topics.append(_missing_topic(service, request, version, caller, each))
+            continue
+        if has_operations:
+            operations = admin.authorized_operations(each.name, caller=caller)
+        topics.append(encoder.encode(version, each, operations))
+    return topics, found.throttle_ms
+
+
+def _missing_topic(
+    service: BrokerServices, request: Struct, version: int, caller: Caller, missing: MissingTopic
+) -> bytes:
+    (name, topic_id), error = missing
+    operations = OPERATIONS_OMITTED
+    has_operations = request.include_topic_authorized_operations
+    if has_operations and name is not None and not isinstance(error, TopicAuthorizationFailed):
+        operations = service.topic_admin.authorized_operations(name, caller=caller)
+    id_bytes = None if topic_id is None else topic_id.bytes
+    return encode_missing_topic(version, error.kafka_code, name, id_bytes, operations)
 
 
 async def describe_cluster(
@@ -151,7 +197,11 @@ async def describe_cluster(
         "cluster_id": found.cluster_id,
         "controller_id": found.controller_id,
         "brokers": described,
-        "cluster_authorized_operations": ALL_CLUSTER_OPERATIONS if asked else OPERATIONS_OMITTED,
+        "cluster_authorized_operations": service.cluster_description.authorized_operations(
+            caller=context.caller
+        )
+        if asked
+        else OPERATIONS_OMITTED,
     }
 
 
@@ -159,8 +209,8 @@ async def describe_health(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return the health of this broker."""
-    del request, context
-    found = service.health.report()
+    del request
+    found = service.health.report(caller=context.caller)
     return {
         "is_session_held": found.is_session_held,
         "session_lost_ms": found.session_lost_ms,
@@ -182,7 +232,11 @@ async def describe_quorum(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Describe the metadata store as a quorum with the active controller as leader and only voter (KIP-595)."""
-    del context
+    described: QuorumDescription | LeaderNotAvailable
+    try:
+        described = service.cluster_description.describe_quorum(caller=context.caller)
+    except LeaderNotAvailable as error:
+        described = without_traceback(error)
     turns = ItemTurns(service.scheduler)
     topics = []
     for topic in request.topics:
@@ -190,19 +244,23 @@ async def describe_quorum(
         partitions = []
         for partition in topic.partitions:
             await turns.next()
-            partitions.append(_quorum_partition_fields(service, topic.topic_name, partition.partition_index))
+            partitions.append(
+                _quorum_partition_fields(described, topic.topic_name, partition.partition_index)
+            )
         topics.append({"topic_name": topic.topic_name, "partitions": partitions})
     return {"topics": topics}
 
 
-def _quorum_partition_fields(service: BrokerServices, topic: str, index: int) -> dict[str, Any]:
+def _quorum_partition_fields(
+    found: QuorumDescription | LeaderNotAvailable, topic: str, index: int
+) -> dict[str, Any]:
     result: dict[str, Any] = {"partition_index": index, "leader_id": NO_LEADER}
-    try:
-        if (topic, index) != METADATA_PARTITION:
-            raise UnknownTopicOrPartition(f"{topic}-{index} is not {METADATA_PARTITION[0]}-0")
-        found = service.cluster_description.describe_quorum()
-    except MansioError as error:
-        return result | {"error_code": error.kafka_code, "error_message": error.message}
+    if (topic, index) != METADATA_PARTITION:
+        return result | _error_fields(
+            UnknownTopicOrPartition(f"{topic}-{index} is not {METADATA_PARTITION[0]}-0")
+        )
+    if isinstance(found, LeaderNotAvailable):
+        return result | _error_fields(found)
     observers = [] if found.observer is None else [found.observer]
     return result | {
         "leader_id": found.leader_id,
@@ -213,15 +271,19 @@ def _quorum_partition_fields(service: BrokerServices, topic: str, index: int) ->
     }
 
 
+def _error_fields(error: MansioError) -> dict[str, Any]:
+    return {"error_code": error.kafka_code, "error_message": error.message}
+
+
 async def update_features(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Reject the whole request if it contains an update, because no feature can be changed (KIP-584)."""
-    for update in request.feature_updates:
-        try:
-            service.cluster_description.update_feature(update.feature, update.max_version_level)
-        except MansioError as error:
-            return {"error_code": error.kafka_code, "error_message": error.message}
+    updates = [(update.feature, update.max_version_level) for update in request.feature_updates]
+    try:
+        service.cluster_description.update_features(updates, caller=context.caller)
+    except MansioError as error:
+        return _error_fields(error)
     return {}
 
 
@@ -243,6 +305,7 @@ async def describe_topic_partitions(
         turns,
         cursor=cursor,
         partitions_max=request.response_partition_limit,
+        caller=context.caller,
     )
     next_cursor = None
     if page.next_cursor is not None:
@@ -258,17 +321,19 @@ async def describe_topic_partitions(
 def _topic_fields(
     found: DescribedTopic, alive: frozenset[int], without_listener: frozenset[int]
 ) -> dict[str, Any]:
-    topic = found.topic
+    topic, operations = found.topic, found.authorized_operations
+    shown = {} if operations is None else {"topic_authorized_operations": operations}
     if topic is None:
-        return {"name": found.name, "error_code": 0 if found.error is None else found.error.kafka_code}
+        code = 0 if found.error is None else found.error.kafka_code
+        return {"name": found.name, "error_code": code, **shown}
     return {
+        **shown,
         "name": found.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.internal,
         "partitions": [
             _partition_fields(topic, index, alive, without_listener) for index in found.partitions
         ],
-        "topic_authorized_operations": ALL_TOPIC_OPERATIONS,
     }
 
 
@@ -290,20 +355,3 @@ def _partition_fields(
         "last_known_elr": [],
         "offline_replicas": [node_id for node_id in partition.replicas if node_id not in alive],
     }
-
-
-async def _find_topic(
-    service: BrokerServices,
-    version: int,
-    name: str | None,
-    topic_id: bytes | None,
-    *,
-    may_create: bool,
-    quota: MutationQuota | None,
-) -> Topic:
-    topics = service.topics
-    if topic_id is not None and version >= 12:  # the name is null or, from Kafka's Java client, empty
-        return topics.find_by_id(UUID(bytes=topic_id))
-    if name is None:
-        raise InvalidRequest("a topic must be named, or given by its id from version 12 on (KIP-516)")
-    return await topics.find_or_auto_create(name, is_allowed_by_client=may_create, quota=quota)

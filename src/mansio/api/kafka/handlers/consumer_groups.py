@@ -74,7 +74,11 @@ async def consumer_group_describe(
     many megabytes."""
     caller = context.caller
     return await described_groups(
-        service, request.group_ids, lambda group_id: _describe(service, group_id, caller)
+        service,
+        request.group_ids,
+        lambda group_id: _describe(service, group_id, caller),
+        has_operations=request.include_authorized_operations,
+        caller=caller,
     )
 
 

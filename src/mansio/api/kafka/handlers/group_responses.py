@@ -9,6 +9,7 @@ from mansio.host.item_turns import ItemTurns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.errors import MansioError
     from mansio.state.consumer_group.types import HeartbeatResponse
@@ -23,13 +24,23 @@ def error_code(error: MansioError | None) -> int:
 
 
 async def described_groups(
-    service: BrokerServices, group_ids: Iterable[str], describe: Callable[[str], Fields]
+    service: BrokerServices,
+    group_ids: Iterable[str],
+    describe: Callable[[str], Fields],
+    *,
+    has_operations: bool,
+    caller: Caller,
 ) -> Fields:
-    """Return the response with the description of each group, once even if its id is repeated."""
+    """Return the response with the description of each group, once even if its id is repeated; with `has_operations`
+    also what the caller may do with each group that could be described (KIP-430)."""
     turns = ItemTurns(service.scheduler)
     groups = []
     for group_id in dict.fromkeys(group_ids):
         found = describe(group_id)
+        if has_operations and not found.get("error_code"):
+            found["authorized_operations"] = service.group_service.authorized_operations(
+                group_id, caller=caller
+            )
         groups.append(found)
         await turns.next(1 + len(found.get("members", ())))
     return {"groups": groups}

@@ -25,7 +25,6 @@ from mansio.state.classic_group.types import Join, Protocol, Sync
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.metadata.model import BrokerState
     from mansio.wire.codec.messages import Struct
 
 Fields = dict[str, Any]
@@ -58,7 +57,7 @@ async def _coordinator(service: BrokerServices, key_type: int, key: str, context
         if key_type == KEY_TYPE_TRANSACTION:
             broker = await service.transactions.find_coordinator(key, caller=context.caller)
         elif key_type == KEY_TYPE_SHARE:
-            broker = await _share_coordinator(service, key)
+            broker = await service.share_offsets.find_coordinator(key, caller=context.caller)
         elif key_type == KEY_TYPE_GROUP:
             broker = await service.group_service.find_coordinator(key, caller=context.caller)
         else:
@@ -76,13 +75,6 @@ async def _coordinator(service: BrokerServices, key_type: int, key: str, context
             "error_message": f"the coordinator has no listener {listener.name}",
         }
     return {"node_id": found.node_id, "host": found.host, "port": found.port, "error_code": 0}
-
-
-async def _share_coordinator(service: BrokerServices, key: str) -> BrokerState | None:
-    """Return the broker that stores the state of a share partition (`group:topic id:partition`); None if it is this
-    broker."""
-    broker = await service.share_coordinator.find_state_leader(key)
-    return None if broker is None or broker.node_id == service.settings.node_id else broker
 
 
 async def join_group(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
@@ -200,7 +192,11 @@ async def describe_groups(service: BrokerServices, request: Struct, context: Req
     """Describe classic groups. Each group is described once, even if the request repeats its id: otherwise a short
     request could cause a very large response."""
     return await described_groups(
-        service, request.groups, lambda group_id: _describe(service, group_id, context)
+        service,
+        request.groups,
+        lambda group_id: _describe(service, group_id, context),
+        has_operations=request.include_authorized_operations,
+        caller=context.caller,
     )
 
 

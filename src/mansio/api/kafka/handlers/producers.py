@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.errors import InvalidRequest, MansioError
+from mansio.errors import MansioError
 from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.state.producers import Producer
+    from mansio.broker.services.records import DescribedProducer
     from mansio.wire.codec.messages import Struct
 
 UNKNOWN_VALUE: Final = -1
@@ -33,8 +31,7 @@ async def describe_producers(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return the idempotent producers of each partition, with their last sequence and its time."""
-    del context
-    turns = ItemTurns(service.scheduler)
+    turns, caller = ItemTurns(service.scheduler), context.caller
     asked: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
@@ -43,7 +40,7 @@ async def describe_producers(
     for name, indexes in asked.items():
         partitions = []
         for index in indexes:
-            found = _partition_fields(service, name, index, remaining)
+            found = _partition_fields(service, name, index, remaining, caller)
             count = len(found.get("active_producers", ()))
             remaining -= count
             partitions.append(found)
@@ -52,29 +49,23 @@ async def describe_producers(
     return {"topics": topics}
 
 
-def _partition_fields(service: BrokerServices, topic: str, index: int, remaining: int) -> dict[str, Any]:
+def _partition_fields(
+    service: BrokerServices, topic: str, index: int, remaining: int, caller: Caller
+) -> dict[str, Any]:
     try:
-        hook = service.partitions.find(topic, None, index).find_hook(ProducerHook)
-        known = list(hook.table.items()) if hook is not None else []
-        open_transactions = hook.transactions.open if hook is not None else {}
-        if len(known) > remaining:
-            raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
+        found = service.records.describe_producers(topic, index, producers_max=remaining, caller=caller)
     except MansioError as error:
         return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}
-    return {
-        "partition_index": index,
-        "active_producers": [_producer_fields(*one, open_transactions) for one in known],
-    }
+    return {"partition_index": index, "active_producers": [_producer_fields(each) for each in found]}
 
 
-def _producer_fields(
-    producer_id: int, producer: Producer, open_transactions: Mapping[int, int]
-) -> dict[str, Any]:
+def _producer_fields(found: DescribedProducer) -> dict[str, Any]:
+    producer, start_offset = found.producer, found.transaction_start_offset
     return {
-        "producer_id": producer_id,
+        "producer_id": found.producer_id,
         "producer_epoch": producer.epoch,
         "last_sequence": producer.batches[-1].last_sequence if producer.batches else UNKNOWN_VALUE,
         "last_timestamp": producer.last_seen_ms,
         "coordinator_epoch": producer.coordinator_epoch,
-        "current_txn_start_offset": open_transactions.get(producer_id, UNKNOWN_VALUE),
+        "current_txn_start_offset": UNKNOWN_VALUE if start_offset is None else start_offset,
     }

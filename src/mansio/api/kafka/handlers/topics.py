@@ -1,64 +1,59 @@
 """CreateTopics, DeleteTopics, CreatePartitions: each item of a request succeeds or fails on its own.
 
 Behavior: the response is sent when everything requested is done and durable; `timeout_ms` is not needed for that. What
-exceeds the client's quota is refused, or executed before the client is throttled, by the version of the request.
-
-A request with more than `ITEMS_MAX` items is refused before the first. A request ends with its connection, between two
-items.
-
-Not obvious: an item that is named twice in a request is rejected in both positions and not executed, as in Kafka.
+exceeds the client's quota is refused, or executed before the client is throttled, by the version of the request. A
+request ends with its connection, between two items.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.api.kafka.handlers.mutation_throttling import mutation_quota, throttle_mutations
+from mansio.broker.services.topic_admin import TopicGrowth, TopicReference
 from mansio.broker.topics.topics import NewTopic
-from mansio.config.item_limit import too_many_items
-from mansio.errors import InvalidRequest, MansioError
-from mansio.tracebacks import copied, without_traceback
+from mansio.errors import InvalidRequest, MansioError, TopicAuthorizationFailed
+from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.metadata.model import Topic
+    from mansio.broker.services.topic_admin import CreatedTopic
     from mansio.wire.codec.messages import Struct
+
+STRICT_VERSION_MIN: Final = {ApiKey.CREATE_TOPICS: 6, ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 3}
+"""First version with THROTTLING_QUOTA_EXCEEDED; earlier ones are executed, and the client is throttled afterwards."""
+
+UNKNOWN_COUNT: Final = -1
+"""Number of partitions and replicas of a topic that was not created, or whose settings the client may not see."""
+
+
+def _is_strict(context: RequestContext) -> bool:
+    return context.api_version >= STRICT_VERSION_MIN[ApiKey(context.api_key)]
 
 
 async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Create topics (KIP-4). The response has the effective settings (KIP-525) and the id (KIP-516) of each topic."""
-    refused = too_many_items(len(request.topics))
-    if refused is not None:
-        fields = {**_error_fields(refused), "num_partitions": -1, "replication_factor": -1}
-        return {"topics": [{"name": item.name, **fields} for item in request.topics]}
-    repeated = _find_duplicates(item.name for item in request.topics)
-    quota = mutation_quota(service, context)
-    results = []
-    for item in request.topics:
-        try:
-            if item.name in repeated:
-                raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
-            topic = await service.topics.create(
-                _new_topic(item), validate_only=request.validate_only, quota=quota
-            )
-        except MansioError as error:
-            results.append(
-                {"name": item.name, **_error_fields(error), "num_partitions": -1, "replication_factor": -1}
-            )
-        else:
-            results.append(_created_topic_fields(service, topic))
-    return {"topics": results, "throttle_time_ms": throttle_mutations(service, context, quota)}
+    done = await service.topic_admin.create_each(
+        [(item.name, _new_topic(item)) for item in request.topics],
+        validate_only=request.validate_only,
+        is_strict=_is_strict(context),
+        caller=context.caller,
+    )
+    context.throttle(done.throttle_ms)
+    return {
+        "topics": [
+            {"name": item.name, **_created_topic_fields(result)}
+            for item, result in zip(request.topics, done.results, strict=True)
+        ],
+        "throttle_time_ms": done.throttle_ms,
+    }
 
 
-def _new_topic(item: Struct) -> NewTopic:
+def _new_topic(item: Struct) -> NewTopic | InvalidRequest:
     assignments = {one.partition_index: one.broker_ids for one in item.assignments}
     if len(assignments) != len(item.assignments):
-        raise InvalidRequest("a partition is assigned more than once")
+        return InvalidRequest("a partition is assigned more than once")
     return NewTopic(
         name=item.name,
         partitions=item.num_partitions,
@@ -68,9 +63,15 @@ def _new_topic(item: Struct) -> NewTopic:
     )
 
 
-def _created_topic_fields(service: BrokerServices, topic: Topic) -> dict[str, Any]:
+def _created_topic_fields(result: CreatedTopic | MansioError) -> dict[str, Any]:
+    unknown = {"num_partitions": UNKNOWN_COUNT, "replication_factor": UNKNOWN_COUNT}
+    if isinstance(result, MansioError):
+        return {**_error_fields(result), **unknown}
+    topic = result.topic
+    if result.configs is None:
+        refusal = {"topic_config_error_code": TopicAuthorizationFailed.kafka_code, "configs": []}
+        return {"topic_id": topic.topic_id, **unknown, **refusal}
     return {
-        "name": topic.name,
         "topic_id": topic.topic_id,
         "num_partitions": len(topic.partitions),
         "replication_factor": topic.replication_factor,
@@ -81,85 +82,58 @@ def _created_topic_fields(service: BrokerServices, topic: Topic) -> dict[str, An
                 "read_only": entry.read_only,
                 "config_source": int(entry.source),
             }
-            for entry in service.topics.describe(topic)
+            for entry in result.configs
         ],
     }
 
 
 async def delete_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Delete topics by name or, from version 6 on, by id."""
-    wanted: list[tuple[str | None, bytes | None]]
     if context.api_version >= 6:
-        wanted = [(item.name, item.topic_id) for item in request.topics]
+        wanted = [
+            TopicReference(item.name, None if item.topic_id is None else UUID(bytes=item.topic_id))
+            for item in request.topics
+        ]
     else:
-        wanted = [(name, None) for name in request.topic_names]
-    refused = too_many_items(len(wanted))
-    if refused is not None:
-        fields = _error_fields(refused)
-        return {"responses": [{"name": name, "topic_id": topic_id, **fields} for name, topic_id in wanted]}
-    found = [_find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
-    repeated = _find_duplicates(one.topic_id for one in found if not isinstance(one, MansioError))
-    quota = mutation_quota(service, context)
-    results = []
-    for (name, topic_id), one in zip(wanted, found, strict=True):
-        result: dict[str, Any] = {"name": name, "topic_id": topic_id}
-        try:
-            if isinstance(one, MansioError):
-                raise copied(one)
-            result = {"name": one.name, "topic_id": one.topic_id}
-            if one.topic_id in repeated:
-                raise InvalidRequest(f"topic {one.name!r} is in the request more than once")
-            await service.topics.delete(one, quota=quota)
-        except MansioError as error:
-            result |= _error_fields(error)
-        results.append(result)
-    return {"responses": results, "throttle_time_ms": throttle_mutations(service, context, quota)}
-
-
-def _find_topic_to_delete(
-    service: BrokerServices, name: str | None, topic_id: bytes | None
-) -> Topic | MansioError:
-    try:
-        if name is None:
-            if topic_id is None:
-                raise InvalidRequest("a topic must be named, or given by its id")
-            return service.topics.find_by_id(UUID(bytes=topic_id))
-        if topic_id is not None:
-            raise InvalidRequest("a topic is either named or given by its id, not both")
-        return service.topics.find(name)
-    except MansioError as error:
-        return without_traceback(error)
+        wanted = [TopicReference(name) for name in request.topic_names]
+    done = await service.topic_admin.delete_each(wanted, is_strict=_is_strict(context), caller=context.caller)
+    context.throttle(done.throttle_ms)
+    return {
+        "responses": [
+            {"name": each.name, "topic_id": each.topic_id, **_error_fields(each.error)}
+            for each in done.results
+        ],
+        "throttle_time_ms": done.throttle_ms,
+    }
 
 
 async def create_partitions(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Add partitions to existing topics (KIP-195)."""
-    refused = too_many_items(len(request.topics))
-    if refused is not None:
-        fields = _error_fields(refused)
-        return {"results": [{"name": item.name, **fields} for item in request.topics]}
-    repeated = _find_duplicates(item.name for item in request.topics)
-    quota = mutation_quota(service, context)
-    results = []
-    for item in request.topics:
-        result: dict[str, Any] = {"name": item.name}
-        assignments = None if item.assignments is None else [one.broker_ids for one in item.assignments]
-        try:
-            if item.name in repeated:
-                raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
-            await service.topics.add_partitions(
-                item.name, item.count, assignments, validate_only=request.validate_only, quota=quota
-            )
-        except MansioError as error:
-            result |= _error_fields(error)
-        results.append(result)
-    return {"results": results, "throttle_time_ms": throttle_mutations(service, context, quota)}
+    wanted = [
+        TopicGrowth(
+            item.name,
+            item.count,
+            None if item.assignments is None else [one.broker_ids for one in item.assignments],
+        )
+        for item in request.topics
+    ]
+    done = await service.topic_admin.add_partitions_each(
+        wanted,
+        validate_only=request.validate_only,
+        is_strict=_is_strict(context),
+        caller=context.caller,
+    )
+    context.throttle(done.throttle_ms)
+    return {
+        "results": [
+            {"name": each.name, **_error_fields(error)}
+            for each, error in zip(wanted, done.results, strict=True)
+        ],
+        "throttle_time_ms": done.throttle_ms,
+    }
 
 
-def _find_duplicates(items: Iterable[Any]) -> set[Any]:
-    return {item for item, count in Counter(items).items() if count > 1}
-
-
-def _error_fields(error: MansioError) -> dict[str, Any]:
-    return {"error_code": error.kafka_code, "error_message": error.message}
+def _error_fields(error: MansioError | None) -> dict[str, Any]:
+    return {} if error is None else {"error_code": error.kafka_code, "error_message": error.message}

@@ -1,8 +1,8 @@
 """WriteTxnMarkers (API 27): a transaction coordinator ends transactions in the partitions that this broker leads.
 
 Behavior: brokers of the same cluster write any marker, on a connection on which they have authenticated. Other clients
-may only abort a transaction that is open in the partition, with the epochs that DescribeProducers has returned
-(KIP-664); their commits are refused with CLUSTER_AUTHORIZATION_FAILED.
+with the right may only abort a transaction that is open in the partition, with the epochs that DescribeProducers has
+returned (KIP-664); everything else is refused with CLUSTER_AUTHORIZATION_FAILED.
 
 Version notes
 * 1: flexible. 2: the transaction version of the producer (KIP-1228). With transaction version 2 the epoch of a marker
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.errors import MansioError
     from mansio.wire.codec.messages import Struct
@@ -52,7 +53,7 @@ async def write_txn_markers(
     elif is_broker:
         found = await service.transaction_markers.write_all(asked)
     else:
-        found = [await _abort_open(service, *each, turns) for each in asked]
+        found = [await _abort_open(service, *each, turns, context.caller) for each in asked]
     markers = []
     for wanted, results in zip(request.markers, found, strict=True):
         await turns.next()
@@ -61,13 +62,17 @@ async def write_txn_markers(
 
 
 async def _abort_open(
-    service: BrokerServices, marker: EndMarker, partitions: Sequence[tuple[str, int]], turns: ItemTurns
+    service: BrokerServices,
+    marker: EndMarker,
+    partitions: Sequence[tuple[str, int]],
+    turns: ItemTurns,
+    caller: Caller,
 ) -> list[MansioError | None]:
     """Abort the transaction of a producer in these partitions, which are independent of each other."""
     results: list[MansioError | None] = []
     for start in range(0, len(partitions), ITEMS_PER_TURN):
         piece = partitions[start : start + ITEMS_PER_TURN]
-        results += await service.transaction_markers.abort_open(marker, piece)
+        results += await service.transaction_markers.abort_open(marker, piece, caller=caller)
         await turns.next(len(piece))
     return results
 

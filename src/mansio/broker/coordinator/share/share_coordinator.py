@@ -151,7 +151,7 @@ class ShareCoordinator:
     # ------------------------------------------------------------------ lookup
 
     async def find_state_leader(self, key_text: str) -> BrokerState | None:
-        """Return the broker that keeps the state of a share partition; None on a single node.
+        """Return the broker that keeps the state of a share partition; None if it is this broker.
 
         `key_text`: `group:topic id:partition`, as returned by `share_partition_key`. Creates the topic if it does not
         exist. Raises `InvalidRequest`, `CoordinatorNotAvailable`.
@@ -162,7 +162,8 @@ class ShareCoordinator:
         if self.lookup is None:
             return None
         await self.client.ensure_topic_exists()
-        return coordinator_of(key_text, self.lookup)
+        broker = coordinator_of(key_text, self.lookup)
+        return None if broker.node_id == self._node_id else broker
 
     # ------------------------------------------------------------------ maintenance
 

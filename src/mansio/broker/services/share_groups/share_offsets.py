@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.coordinator.group.group_store import GroupEntry
+    from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
     from mansio.broker.topics.topics import TopicService
-    from mansio.metadata.model import Topic
+    from mansio.metadata.model import BrokerState, Topic
     from mansio.ports import Scheduler
     from mansio.state.share_group.group import ShareGroup
     from mansio.state.share_partition.types import ShareSummary
@@ -81,6 +82,7 @@ class ShareOffsetService:
         "_group_coordinator",
         "_partitions",
         "_scheduler",
+        "_share_coordinator",
         "_share_partition_manager",
         "_topics",
     )
@@ -89,6 +91,7 @@ class ShareOffsetService:
         self,
         *,
         group_coordinator: GroupCoordinator,
+        share_coordinator: ShareCoordinator,
         share_partition_manager: SharePartitionManager,
         topics: TopicService,
         partitions: PartitionSet,
@@ -96,11 +99,19 @@ class ShareOffsetService:
         authorization: Authorization,
     ) -> None:
         self._group_coordinator = group_coordinator
+        self._share_coordinator = share_coordinator
         self._share_partition_manager = share_partition_manager
         self._topics = topics
         self._partitions = partitions
         self._scheduler = scheduler
         self._authorization = authorization
+
+    async def find_coordinator(self, key: str, *, caller: Caller) -> BrokerState | None:
+        """Return the broker that stores the state of a share partition (`group:topic id:partition`), which needs
+        CLUSTER_ACTION; None if it is this broker. Raises `ClusterAuthorizationFailed` and the errors of
+        `ShareCoordinator.find_state_leader`."""
+        self._authorization.check_cluster(caller, Operation.CLUSTER_ACTION)
+        return await self._share_coordinator.find_state_leader(key)
 
     def _check(self, caller: Caller, operation: Operation, group_id: str) -> None:
         self._authorization.check(caller, operation, ResourceType.GROUP, group_id)

@@ -5,7 +5,7 @@ Invariants:
   partition does not affect the others.
 * The markers of one call are appended at once and flushed together.
 * A client that is not a broker ends a transaction only by an abort, only while it is open, and without fencing a later
-  producer or coordinator (KIP-664).
+  producer or coordinator (KIP-664). It needs ALTER or CLUSTER_ACTION for the cluster.
 * The group coordinator gets the marker of a partition of the offsets topic after its commit and before the result is
   returned, so that a client that sees its transaction end finds its offsets.
 """
@@ -15,13 +15,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.config.topic_names import OFFSETS_TOPIC
-from mansio.errors import InvalidProducerEpoch, InvalidTxnState, MansioError, TransactionCoordinatorFenced
+from mansio.errors import (
+    AuthorizationFailed,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    MansioError,
+    TransactionCoordinatorFenced,
+)
+from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.ports import Promise
     from mansio.wire.batch.end_marker import EndMarker
 
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 class TransactionMarkerService:
     """Writes transaction markers. All methods run on the broker's event loop."""
 
-    __slots__ = ("_before_offsets_marker", "_on_offsets_marker", "_partitions")
+    __slots__ = ("_authorization", "_before_offsets_marker", "_on_offsets_marker", "_partitions")
 
     def __init__(
         self,
@@ -37,9 +46,11 @@ class TransactionMarkerService:
         *,
         before_offsets_marker: Callable[[int, int], None],
         on_offsets_marker: Callable[[int, EndMarker], None],
+        authorization: Authorization,
     ) -> None:
         """Both functions are called with the index of a partition of the offsets topic: `before_offsets_marker` with
         the producer id before a marker is appended to it, `on_offsets_marker` when a marker in it is committed."""
+        self._authorization = authorization
         self._partitions = partitions
         self._before_offsets_marker = before_offsets_marker
         self._on_offsets_marker = on_offsets_marker
@@ -91,13 +102,20 @@ class TransactionMarkerService:
         return results
 
     async def abort_open(
-        self, marker: EndMarker, partitions: Sequence[tuple[str, int]]
+        self, marker: EndMarker, partitions: Sequence[tuple[str, int]], *, caller: Caller
     ) -> list[MansioError | None]:
         """Abort the transaction of a producer in each of these partitions, for an administrator. The producer and the
         epochs of `marker` are those that the partition has (coordinator epoch 0 if it has none).
 
-        Errors are those of `write`, `InvalidTxnState` if the producer has no open transaction there, and
-        `InvalidProducerEpoch` or `TransactionCoordinatorFenced` for another epoch."""
+        Errors are `ClusterAuthorizationFailed` without ALTER or CLUSTER_ACTION for the cluster, those of `write`,
+        `InvalidTxnState` if the producer has no open transaction there, and `InvalidProducerEpoch` or
+        `TransactionCoordinatorFenced` for another epoch."""
+        authorization = self._authorization
+        try:
+            if not authorization.allows(caller, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
+                authorization.check_cluster(caller, Operation.CLUSTER_ACTION)
+        except AuthorizationFailed as error:
+            return [without_traceback(error)] * len(partitions)
         refused = [self._check_open(marker, topic, index) for topic, index in partitions]
         allowed = [one for one, error in zip(partitions, refused, strict=True) if error is None]
         written = iter(await self.write(marker, allowed))

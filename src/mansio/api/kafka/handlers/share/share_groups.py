@@ -55,7 +55,11 @@ async def share_group_describe(service: BrokerServices, request: Struct, context
     once."""
     caller = context.caller
     return await described_groups(
-        service, request.group_ids, lambda group_id: _describe(service, group_id, caller)
+        service,
+        request.group_ids,
+        lambda group_id: _describe(service, group_id, caller),
+        has_operations=request.include_authorized_operations,
+        caller=caller,
     )
 
 
