@@ -456,6 +456,8 @@ class BrokerRuntime:
             share_partition_manager=self.shares,
             dead_letters=self.dead_letters,
             quotas=quotas,
+            authorization=authorization,
+            topic_name=self.partitions.name_of,
             settings=settings,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
@@ -470,6 +472,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             random=host_ports.random,
+            authorization=authorization,
         )
         groups = GroupService(
             self.groups, node_id=settings.node_id, verifier=verifier, authorization=authorization
@@ -502,6 +505,7 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
                 bytes_max=settings.socket_request_max_bytes,
+                authorization=authorization,
             ),
             records=RecordService(
                 self.partitions,
@@ -525,6 +529,7 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,
+            authorization=authorization,
             acls=AclService(
                 authorization,
                 store=self.store,
@@ -572,6 +577,7 @@ class BrokerRuntime:
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
+                authorization=authorization,
                 forwarder=None
                 if cluster_member is None
                 else LeaseForwarder(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.pending_response import QueuedResponse
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.routing.caller import ClientSession
+    from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
@@ -72,6 +73,7 @@ class DirectRequest:
         "client_host",
         "closed",
         "error",
+        "grants",
         "is_confidential",
         "listener",
         "peer",
@@ -79,6 +81,7 @@ class DirectRequest:
         "session",
         "template",
         "template_misses",
+        "template_revision",
         "throttle_ms",
     )
 
@@ -90,8 +93,9 @@ class DirectRequest:
         on_done: Callable[[DirectRequest], None],
         listener: ServedListener,
     ) -> None:
-        """`client_host`, `session`: address of the client, and who it is; `peer`: the broker that makes the request for
-        itself, None for a client's; `listener`: the one through which the sender reaches brokers."""
+        """`client_host`, `session`: address of the client, and who it is; `peer`: the broker that makes the request,
+        for itself or for the client, None for a client's; `listener`: the one through which the sender reaches
+        brokers."""
         self.listener = listener
         self.client_host = client_host
         self.session = session
@@ -100,6 +104,8 @@ class DirectRequest:
         self.closed = False
         self.template = None
         self.template_misses = TEMPLATE_MISSES
+        self.template_revision = 0
+        self.grants: Grants | None = None
         self.throttle_ms = 0
         """Time for which the client has to pause."""
         self.response: bytes = b""
