@@ -141,6 +141,7 @@ class BrokerRuntime:
         )
         settings = self.broker_configs.effective
         self.settings = settings
+        self.authorization = _authorization(settings, state)
         self.host_ports = host_ports
         self.store = store
         self.state = state
@@ -171,7 +172,13 @@ class BrokerRuntime:
             verification_thread=host_ports.verification_thread,
             batch_thread=host_ports.batch_thread,
             features=create_features(
-                FeaturePorts(host_ports.disk, host_ports.file_thread, host_ports.scheduler, host_ports.clock)
+                FeaturePorts(
+                    host_ports.disk,
+                    host_ports.file_thread,
+                    host_ports.scheduler,
+                    host_ports.clock,
+                    self.authorization.owner_may_write,
+                )
             ),
             before_newer_format=before_newer_format,
         )
@@ -407,14 +414,7 @@ class BrokerRuntime:
 
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
-        authorizer = None
-        if settings.authorizer == "acl":
-            authorizer = Authorizer(
-                settings.super_user_principals,
-                allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
-            )
-            follow_acls(self.state, authorizer)
-        authorization = Authorization(authorizer)
+        authorization = self.authorization
         quotas = QuotaService(
             store=self.store,
             state=self.state,
@@ -516,12 +516,14 @@ class BrokerRuntime:
             ),
             delays=DelayService(
                 self.partitions,
+                authorization=authorization,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 wait_ms_max=settings.produce_wait_ms_max,
             ),
             schedules=ScheduleService(
                 self.partitions,
+                authorization=authorization,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 wait_ms_max=settings.produce_wait_ms_max,
@@ -754,6 +756,17 @@ class BrokerRuntime:
             await self.host_ports.scheduler.sleep(FLUSH_POLL_INTERVAL_MS)
         self.partitions.close(save=True)
         self.group_commit.close()
+
+
+def _authorization(settings: Settings, state: MetadataImage) -> Authorization:
+    if settings.authorizer != "acl":
+        return Authorization(None)
+    authorizer = Authorizer(
+        settings.super_user_principals,
+        allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
+    )
+    follow_acls(state, authorizer)
+    return Authorization(authorizer)
 
 
 def _ignore_archiving(keys: Sequence[ShareKey]) -> None:

@@ -160,6 +160,21 @@ class Authorization:
             or authorizer.allows_any(_requester_of(caller), operation, resource_type)
         )
 
+    def owner_of(self, caller: Caller) -> str:
+        """Return who has named a target to which records are written later, as it is stored with the target: host and
+        principal; "" for a broker, and without an authorizer."""
+        session = caller.session
+        return "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
+
+    def owner_may_write(self, owner: str, topic: str) -> bool:
+        """Whether the owner of something stored may write to a topic now. Groups of the owner's session do not count.
+        What was stored without an owner, before there was an authorizer, may."""
+        if self._authorizer is None or not owner:
+            return True
+        host, _, principal = owner.partition(" ")
+        requester = _requester(principal.removeprefix("User:"), host, ())
+        return self._authorizer.allows(requester, Operation.WRITE, ResourceType.TOPIC, topic)
+
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:

@@ -22,7 +22,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from mansio.api.kafka.connections.pending_response import PendingResponse
 from mansio.api.kafka.connections.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
@@ -174,6 +174,9 @@ class Connection(asyncio.BufferedProtocol):
         "template_misses",
         "template_revision",
     )
+
+    is_forwarded: Final = False
+    """Whether another broker has forwarded the request; see `DirectRequest`."""
 
     def __init__(
         self, server: ConnectionOwner, listener: ServedListener, gate: RequestGate | None = None

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 def new_grants(service: BrokerServices, connection: Connection, client_id: str | None) -> Grants | None:
     """Return the grants of the client of a connection, None if it may do everything. Its later requests find them as
-    `Connection.grants`; those of another broker ask again whether its session is still registered."""
-    session = service.authenticator.session_of(connection.session, connection.peer)
+    `Connection.grants`; those of another broker ask again whether its session is still registered. A request that a
+    broker has forwarded has those of the client, also if it is the broker's own."""
+    session = connection.session
+    if not connection.is_forwarded:
+        session = service.authenticator.session_of(session, connection.peer)
     grants = service.authorization.grants(Caller(session, client_id or "", connection.client_host))
     if connection.peer is None:
         connection.grants = grants

@@ -75,6 +75,7 @@ class DirectRequest:
         "error",
         "grants",
         "is_confidential",
+        "is_forwarded",
         "listener",
         "peer",
         "response",
@@ -92,6 +93,8 @@ class DirectRequest:
         peer: BrokerIdentity | None,
         on_done: Callable[[DirectRequest], None],
         listener: ServedListener,
+        *,
+        is_forwarded: bool = False,
     ) -> None:
         """`client_host`, `session`: address of the client, and who it is; `peer`: the broker that makes the request,
         for itself or for the client, None for a client's; `listener`: the one through which the sender reaches
@@ -100,6 +103,8 @@ class DirectRequest:
         self.client_host = client_host
         self.session = session
         self.is_confidential = False
+        self.is_forwarded = is_forwarded
+        """Whether another broker has forwarded the request for the client of `session`."""
         self.peer = peer
         self.closed = False
         self.template = None

@@ -57,6 +57,7 @@ def forward(
         peer if request.is_own else None,
         partial(_answer, header, response, release),
         connection.listener,
+        is_forwarded=True,
     )
     response.on_lost(direct.cancel)
     direct.begin(server, memoryview(request.request))
