@@ -127,7 +127,8 @@ class PartitionPending:
 class DelayService:
     """Lists and changes pending records. All methods run on the broker's event loop.
 
-    To list them, a caller needs READ for the topic, and to change what was published WRITE. A record that is delivered
+    To list them, a caller needs READ for the topic, for the counts only DESCRIBE, and to change what was published
+    WRITE. A record that is delivered
     was authorized when it was accepted."""
 
     __slots__ = ("_authorization", "_clock", "_partitions", "_scheduler", "_wait_ms_max")
@@ -165,7 +166,8 @@ class DelayService:
         for query in queries:
             await turns.next()
             try:
-                self._check(caller, Operation.READ, query.topic_id)
+                operation = Operation.READ if query.records_max > 0 else Operation.DESCRIBE
+                self._check(caller, operation, query.topic_id)
                 page, size = await self._list_one(query, bytes_left)
             except MansioError as error:
                 results.append(without_traceback(error))
