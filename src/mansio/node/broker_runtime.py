@@ -247,6 +247,7 @@ class BrokerRuntime:
             partitions=self.partitions,
             producer_ids=self.producer_ids,
             overrides=group_configs.overrides,
+            may_write=self.authorization.owner_may_write,
             peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
         )
         self.shares = create_share_partition_manager(
@@ -306,6 +307,7 @@ class BrokerRuntime:
             on_offset=holds.record_commit if cluster_member is None else _ignore_offset,
             topic_resolver=topic_resolver,
             overrides=overrides,
+            hides_topics=self.authorization.is_enabled,
             share_state=ShareStateOperations(
                 delete=lambda key: self.shares.delete(key),
                 wait_until_dead_lettered=lambda key: self.shares.wait_until_dead_lettered(key),
@@ -411,6 +413,7 @@ class BrokerRuntime:
         state.on_group_config_change(self.shares.handle_settings_change)
         state.on_group_config_change(self.dead_letters.handle_settings_change)
         state.on_change(self.dead_letters.handle_topic_change)
+        state.on_acl_change(lambda _acl, _exists: self.dead_letters.handle_acl_change())
 
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
