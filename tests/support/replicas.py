@@ -139,6 +139,7 @@ class MemoryConnection:
         self.peer = peer
         self.client_host = "memory"
         self.session = ANONYMOUS_SESSION
+        self.grants = None
 
     def defer_response(self) -> MemorySlot:
         return MemorySlot(self._answer)
@@ -272,6 +273,7 @@ class Node:
                 authenticator=authenticator,
             ),
             authenticator=authenticator,
+            authorization=Authorization(None),
             records=RecordService(
                 partitions,
                 clock=self.clock,

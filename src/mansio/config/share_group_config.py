@@ -28,6 +28,10 @@ RENEW_ACKNOWLEDGE_ENABLE: Final = "share.renew.acknowledge.enable"
 SHARE_ORDER: Final = "mansio.share.order"
 DEAD_LETTERS_ENABLE: Final = "mansio.deadletterqueue.enable"
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
+DEAD_LETTER_OWNER: Final = "mansio.deadletterqueue.owner"
+"""Name under which is stored, with the settings of a group, who has set `DEAD_LETTER_TOPIC`. It is no setting: clients
+neither see nor set it."""
+
 DEAD_LETTER_COPY_ENABLE: Final = "errors.deadletterqueue.copy.record.enable"
 RETRY_BACKOFF: Final = "mansio.retry.backoff.ms"
 RETRY_BACKOFF_MULTIPLIER: Final = "mansio.retry.backoff.multiplier"

@@ -143,6 +143,7 @@ class BrokerRuntime:
         )
         settings = self.broker_configs.effective
         self.settings = settings
+        self.authorization = _authorization(settings, state)
         self.host_ports = host_ports
         self.store = store
         self.state = state
@@ -173,7 +174,13 @@ class BrokerRuntime:
             verification_thread=host_ports.verification_thread,
             batch_thread=host_ports.batch_thread,
             features=create_features(
-                FeaturePorts(host_ports.disk, host_ports.file_thread, host_ports.scheduler, host_ports.clock)
+                FeaturePorts(
+                    host_ports.disk,
+                    host_ports.file_thread,
+                    host_ports.scheduler,
+                    host_ports.clock,
+                    self.authorization.owner_may_write,
+                )
             ),
             before_newer_format=before_newer_format,
         )
@@ -228,10 +235,9 @@ class BrokerRuntime:
         )
         self.groups = self._build_group_coordinator(group_configs.overrides)
         self.share_state = self._build_share_coordinator(group_configs.effective)
-        self._authorization = self._build_authorization()
         self.markers = TransactionMarkerService(
             self.partitions,
-            authorization=self._authorization,
+            authorization=self.authorization,
             before_offsets_marker=self.groups.offsets.expect_marker,
             on_offsets_marker=self.groups.offsets.apply_marker,
         )
@@ -244,6 +250,7 @@ class BrokerRuntime:
             partitions=self.partitions,
             producer_ids=self.producer_ids,
             overrides=group_configs.overrides,
+            may_write=self.authorization.owner_may_write,
             peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
         )
         self.shares = create_share_partition_manager(
@@ -303,6 +310,7 @@ class BrokerRuntime:
             on_offset=holds.record_commit if cluster_member is None else _ignore_offset,
             topic_resolver=topic_resolver,
             overrides=overrides,
+            hides_topics=self.authorization.is_enabled,
             share_state=ShareStateOperations(
                 delete=lambda key: self.shares.delete(key),
                 wait_until_dead_lettered=lambda key: self.shares.wait_until_dead_lettered(key),
@@ -408,21 +416,11 @@ class BrokerRuntime:
         state.on_group_config_change(self.shares.handle_settings_change)
         state.on_group_config_change(self.dead_letters.handle_settings_change)
         state.on_change(self.dead_letters.handle_topic_change)
-
-    def _build_authorization(self) -> Authorization:
-        settings = self.settings
-        if settings.authorizer != "acl":
-            return Authorization(None)
-        authorizer = Authorizer(
-            settings.super_user_principals,
-            allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
-        )
-        follow_acls(self.state, authorizer)
-        return Authorization(authorizer)
+        state.on_acl_change(lambda _acl, _exists: self.dead_letters.handle_acl_change())
 
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
-        authorization = self._authorization
+        authorization = self.authorization
         quotas = QuotaService(
             store=self.store,
             state=self.state,
@@ -464,6 +462,8 @@ class BrokerRuntime:
             share_partition_manager=self.shares,
             dead_letters=self.dead_letters,
             quotas=quotas,
+            authorization=authorization,
+            topic_name=self.partitions.name_of,
             settings=settings,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
@@ -478,6 +478,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             random=host_ports.random,
+            authorization=authorization,
         )
         groups = GroupService(
             self.groups, node_id=settings.node_id, verifier=verifier, authorization=authorization
@@ -510,6 +511,7 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
                 bytes_max=settings.socket_request_max_bytes,
+                authorization=authorization,
             ),
             records=RecordService(
                 self.partitions,
@@ -520,12 +522,14 @@ class BrokerRuntime:
             ),
             delays=DelayService(
                 self.partitions,
+                authorization=authorization,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 wait_ms_max=settings.produce_wait_ms_max,
             ),
             schedules=ScheduleService(
                 self.partitions,
+                authorization=authorization,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 wait_ms_max=settings.produce_wait_ms_max,
@@ -542,6 +546,7 @@ class BrokerRuntime:
                 authorization=authorization,
             ),
             quotas=quotas,
+            authorization=authorization,
             acls=AclService(
                 authorization,
                 store=self.store,
@@ -590,6 +595,7 @@ class BrokerRuntime:
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
+                authorization=authorization,
                 forwarder=None
                 if cluster_member is None
                 else LeaseForwarder(
@@ -766,6 +772,17 @@ class BrokerRuntime:
             await self.host_ports.scheduler.sleep(FLUSH_POLL_INTERVAL_MS)
         self.partitions.close(save=True)
         self.group_commit.close()
+
+
+def _authorization(settings: Settings, state: MetadataImage) -> Authorization:
+    if settings.authorizer != "acl":
+        return Authorization(None)
+    authorizer = Authorizer(
+        settings.super_user_principals,
+        allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
+    )
+    follow_acls(state, authorizer)
+    return Authorization(authorizer)
 
 
 def _ignore_archiving(keys: Sequence[ShareKey]) -> None:

@@ -71,7 +71,7 @@ async def produce(services: BrokerServices, topic: str, *batches: bytes) -> list
     results = []
     for batch in batches:
         ((_, _, (result,)),) = await services.produce.produce(
-            [(topic, None, [(0, batch)])], acks=ACKS_ALL, timeout_ms=20_000
+            [(topic, None, [(0, batch)])], grants=None, acks=ACKS_ALL, timeout_ms=20_000
         )
         results.append(result)
     return results

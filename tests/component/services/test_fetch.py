@@ -56,7 +56,9 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
 
 async def publish(services: BrokerServices, value: bytes = b"value", partition: int = 0) -> bytes:
     batch = build_batch([(0, None, value, ())])
-    await services.produce.produce([("t", None, [(partition, batch)])], acks=ACKS_ALL, timeout_ms=5000)
+    await services.produce.produce(
+        [("t", None, [(partition, batch)])], grants=None, acks=ACKS_ALL, timeout_ms=5000
+    )
     return batch
 
 
@@ -64,7 +66,7 @@ def test_records_errors_and_positions_are_returned_by_partition(tmp_path: Path) 
     async def work(services: BrokerServices) -> None:
         batch = await publish(services)
         result, is_final = services.fetch.begin_fetch(
-            request(Wanted(0), Wanted(9), Wanted(1, fetch_offset=5)), ANONYMOUS_USER, None
+            request(Wanted(0), Wanted(9), Wanted(1, fetch_offset=5)), ANONYMOUS_USER, None, None
         )
         assert is_final
         ((_, _, (first, unknown, beyond)),) = result.topics
@@ -80,9 +82,9 @@ def test_parked_fetch_completes_once_with_what_is_appended_later(tmp_path: Path)
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0), Wanted(1))
-        result, is_final = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None)
+        result, is_final = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None, None)
         assert not is_final
-        services.fetch.park(wanted, ANONYMOUS_USER, None, result, done.append)
+        services.fetch.park(wanted, ANONYMOUS_USER, None, None, result, done.append)
         assert len(services.fetch.parked) == 1
         await publish(services)
         for _ in range(100):
@@ -100,8 +102,8 @@ def test_cancelled_fetch_is_not_completed(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0))
-        result, _ = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None)
-        services.fetch.park(wanted, ANONYMOUS_USER, None, result, done.append).cancel()
+        result, _ = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None, None)
+        services.fetch.park(wanted, ANONYMOUS_USER, None, None, result, done.append).cancel()
         await publish(services)
         services.fetch.stop()
         assert done == []
@@ -114,8 +116,8 @@ def test_stop_completes_parked_fetches_with_what_there_is(tmp_path: Path) -> Non
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0))
-        result, _ = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None)
-        services.fetch.park(wanted, ANONYMOUS_USER, None, result, done.append)
+        result, _ = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None, None)
+        services.fetch.park(wanted, ANONYMOUS_USER, None, None, result, done.append)
         services.fetch.stop()
         assert [one.size_bytes for one in done] == [0]
 

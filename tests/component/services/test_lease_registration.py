@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mansio.broker.routing.caller import ANONYMOUS, Caller
+from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.errors import GroupIdNotFound, MansioError, Unavailable, UnknownTopicOrPartition
 from support.virtual_time import run_virtually
@@ -41,6 +42,7 @@ def registered(coordinator: Coordinator, topic: Any) -> LeaseService:
         clock=stub(monotonic=lambda: 0.0),
         scheduler=stub(),
         random=stub(),
+        authorization=Authorization(None),
         forwarder=coordinator,  # type: ignore[arg-type]
     )
 

@@ -40,7 +40,9 @@ def batch(value: bytes = b"value", **options: Any) -> bytes:
 def test_batches_of_several_partitions_succeed_or_fail_on_their_own(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         topics: Any = [("t", None, [(0, batch()), (7, batch()), (1, b""), (1, batch())])]
-        ((name, _, results),) = await services.produce.produce(topics, acks=ACKS_ALL, timeout_ms=5000)
+        ((name, _, results),) = await services.produce.produce(
+            topics, grants=None, acks=ACKS_ALL, timeout_ms=5000
+        )
         assert name == "t"
         assert results[0] == BatchResult(0, None, 0, -1, 0)
         assert [type(one.error) for one in results] == [
@@ -75,7 +77,7 @@ def test_internal_topics_and_excluded_codecs_are_rejected(tmp_path: Path) -> Non
 def test_cancel_ends_the_wait_and_not_the_append(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[object] = []
-        pending = services.produce.begin_produce([("t", None, [(0, batch())])], acks=ACKS_ALL)
+        pending = services.produce.begin_produce([("t", None, [(0, batch())])], grants=None, acks=ACKS_ALL)
         assert not pending.is_complete
         pending.wait(5000, done.append)
         pending.cancel()
@@ -89,7 +91,7 @@ def test_cancel_ends_the_wait_and_not_the_append(tmp_path: Path) -> None:
 def test_a_batch_that_is_not_committed_in_time_is_reported_as_timed_out(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[Any] = []
-        pending = services.produce.begin_produce([("t", None, [(0, batch())])], acks=ACKS_ALL)
+        pending = services.produce.begin_produce([("t", None, [(0, batch())])], grants=None, acks=ACKS_ALL)
         pending.wait(0, done.append)
         services.produce.time_out_requests(services.clock.monotonic() + 10)
         ((_, _, (result,)),) = pending.results

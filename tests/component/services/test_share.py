@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
@@ -56,6 +57,7 @@ async def receive(
         member,
         user="ANONYMOUS",
         client_id=None,
+        grants=None,
         partitions=lambda: [key],
         is_connected=lambda: True,
         is_active=lambda: True,
@@ -77,15 +79,17 @@ def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_
         assert [tuple(each) for each in received[key].acquired] == [(0, 4, 1)]
         assert received[key].size_bytes == sum(each.length for each in received[key].slices) > 0
         assert lock_ms > 0
-        (result,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 1, ACCEPT))])
+        (result,) = await share.acknowledge(
+            "g", "m1", [acknowledgements(room, (0, 1, ACCEPT))], caller=ANONYMOUS
+        )
         assert (result.error, result.lock_ms) == (None, lock_ms)
-        (found,) = await share.describe_leases("g", [key], ranges_max=10)
+        (found,) = await share.describe_leases("g", [key], ranges_max=10, caller=ANONYMOUS)
         assert found.counts is not None
         assert (found.counts.start_offset, found.counts.leased, found.dead_letter_error) == (2, 3, "")
         assert [(each.first_offset, each.last_offset, each.member_id) for each in found.ranges] == [
             (2, 4, "m1")
         ]
-        assert await share.describe_leases("g", None, ranges_max=0) != []
+        assert await share.describe_leases("g", None, ranges_max=0, caller=ANONYMOUS) != []
 
     run(check, tmp_path)
 
@@ -97,7 +101,11 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
         await receive(room, max_records=3)
         prepared = await share.apply_acknowledgements(
-            "g", "m1", [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))], allows_renewal=False
+            "g",
+            "m1",
+            [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))],
+            allows_renewal=False,
+            grants=None,
         )
         assert all(each.error is None and each.updates for each in prepared)
         received, _ = await receive(room, max_records=2, prepared=prepared)
@@ -111,26 +119,34 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
 def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
     async def check(room: ShareBench) -> None:
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
-        (unread,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 0, ACCEPT))])
+        (unread,) = await share.acknowledge(
+            "g", "m1", [acknowledgements(room, (0, 0, ACCEPT))], caller=ANONYMOUS
+        )
         assert isinstance(unread.error, InvalidRecordState)
-        (unknown,) = await share.describe_leases("g", [key], ranges_max=1)
+        (unknown,) = await share.describe_leases("g", [key], ranges_max=1, caller=ANONYMOUS)
         assert isinstance(unknown.error, GroupIdNotFound)
         await receive(room, max_wait_ms=200)
         await room.write(2)
         await receive(room)
         other = PartitionAcknowledgements(bytes(16), 0, [AcknowledgementBatch(0, 0, bytes([ACCEPT]))])
-        wrong, right = await share.acknowledge("g", "m1", [other, acknowledgements(room, (0, 0, ACCEPT))])
+        wrong, right = await share.acknowledge(
+            "g", "m1", [other, acknowledgements(room, (0, 0, ACCEPT))], caller=ANONYMOUS
+        )
         assert isinstance(wrong.error, UnknownTopicId)
         assert right.error is None
-        (stolen,) = await share.acknowledge("g", "m2", [acknowledgements(room, (1, 1, ACCEPT))])
+        (stolen,) = await share.acknowledge(
+            "g", "m2", [acknowledgements(room, (1, 1, ACCEPT))], caller=ANONYMOUS
+        )
         assert isinstance(stolen.error, InvalidRecordState)
         (renewal,) = await share.apply_acknowledgements(
-            "g", "m1", [acknowledgements(room, (1, 1, RENEW))], allows_renewal=False
+            "g", "m1", [acknowledgements(room, (1, 1, RENEW))], allows_renewal=False, grants=None
         )
         assert isinstance(renewal.error, InvalidRequest)
         with pytest.raises(InvalidRequest):
-            await share.redrive("g", *key, redrive_id="", offsets=None, records_max=1)
-        result, dead = await share.redrive("g", *key, redrive_id="r", offsets=None, records_max=1)
+            await share.redrive("g", *key, redrive_id="", offsets=None, records_max=1, caller=ANONYMOUS)
+        result, dead = await share.redrive(
+            "g", *key, redrive_id="r", offsets=None, records_max=1, caller=ANONYMOUS
+        )
         assert (result.redriven, dead) == (0, 0)
 
     run(check, tmp_path)

@@ -21,10 +21,13 @@ class Queues:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    def dead_letter_sources(self, _: Any) -> list[str]:
+    def dead_letter_sources(self, _: Any, **__: Any) -> list[str]:
         return ["source"]
 
-    def find(self, name: str) -> Any:
+    def check_move(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def find(self, name: str, **_: Any) -> Any:
         return SimpleNamespace(name=name)
 
     async def count_messages(self, _: Any, **__: Any) -> dict[str, str]:
@@ -54,7 +57,7 @@ def test_of_requests_at_the_same_time_one_starts_a_task() -> None:
         assert sorted(type(each).__name__ for each in found) == ["MoveTask"] + 3 * ["UnsupportedOperation"]
         (task,) = (each for each in found if not isinstance(each, BaseException))
         assert (task.status, task.to_move) == ("RUNNING", 7)
-        mover.cancel(task.handle)
+        mover.cancel(task.handle, caller=ANONYMOUS)
         assert (await start(mover, "dead")).status == "RUNNING"
         mover.close()
 
@@ -83,7 +86,7 @@ def test_a_running_task_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
         tasks = [await start(mover, name) for name in ("a", "b", "c")]
         with pytest.raises(UnsupportedOperation):
             await start(mover, "d")
-        mover.cancel(tasks[1].handle)
+        mover.cancel(tasks[1].handle, caller=ANONYMOUS)
         await start(mover, "d")
         assert [len(mover.list_tasks(mover_queue, 10)) for mover_queue in map(queues.find, "abcd")] == [
             1,

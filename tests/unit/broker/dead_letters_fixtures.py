@@ -143,6 +143,7 @@ class DeadLetterBench:
             scheduler=service.scheduler,
             overrides=lambda _: self.configs,
             topic_name_prefix="dlq.",
+            may_write=lambda _owner, _topic: True,
         )
         self.dead_letters = DeadLetterManager(
             targets=self.targets,

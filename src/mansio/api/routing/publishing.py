@@ -2,6 +2,7 @@
 
 Invariants:
 * A record is sent at most once further, and only if it was certainly not appended here.
+* The leader asks again whether the caller may write to the topic: its answer counts.
 * A record whose result did not arrive in time, or was lost on the way, has an error that says that it is unknown.
 """
 
@@ -74,14 +75,16 @@ async def _forward_refused(
     ]
     if not positions:
         return result
-    client = clients.publisher()
     found = result.records
-    sends = {
-        asyncio.ensure_future(_send(client, topic, records[position], found[position].partition)): position
-        for position in positions
-    }
-    timeout_s = caller.timeout_ms(ROUTED_TIMEOUT_MS, services.clock.monotonic()) / 1000
-    done, late = await asyncio.wait(sends, timeout=timeout_s)
+    with clients.publisher(caller) as client:
+        sends = {
+            asyncio.ensure_future(
+                _send(client, topic, records[position], found[position].partition)
+            ): position
+            for position in positions
+        }
+        timeout_s = caller.timeout_ms(ROUTED_TIMEOUT_MS, services.clock.monotonic()) / 1000
+        done, late = await asyncio.wait(sends, timeout=timeout_s)
     for send in done:
         found[sends[send]] = send.result()
     for send in late:

@@ -1,5 +1,8 @@
 """Clients of the broker itself, for the protocols whose clients may ask any broker: each acts for one caller.
 
+A publisher acts for all requests of one identity, so that their batches are one sequence of one producer. Without an
+authorizer, one publisher serves all callers.
+
 As every Mansio client, such a client finds leaders and coordinators, and retries after they have moved. A request to
 this broker is a function call, and one to another broker is forwarded, both with the identity of the caller. A broker
 of version 0.1 does not support forwarded requests: it gets plain ones, without the identity of the caller.
@@ -8,9 +11,12 @@ of version 0.1 does not support forwarded requests: it gets plain ones, without 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.api.routing.routed_connections import ForwardedConnection, LocalConnection, Throttle
+from mansio.broker.routing.caller import Caller, ClientSession
 from mansio.client.client import Client
 from mansio.client.producer.produce_request import PRODUCE_CHANNEL
 from mansio.config.addresses import Address
@@ -21,8 +27,9 @@ from mansio.ports import RequestClass
 from mansio.wire.api_versions import UNADVERTISED_SINCE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mansio.api.kafka.server.listener import KafkaServer
-    from mansio.broker.routing.caller import Caller
     from mansio.net.broker_dialler import BrokerDialler
     from mansio.net.connection import BrokerConnection, Connection
     from mansio.net.metadata import Node
@@ -33,8 +40,38 @@ ROUTED_TIMEOUT_MS: Final = 30_000
 
 PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
 
+PUBLISHERS_MAX: Final = 64
+"""Number of publishers that are kept. With more identities at the same time there are more of them; the one that was
+idle for longest is closed first, and its identity gets a new producer id when it publishes again."""
+
 SMALL_CHANNELS: Final = frozenset({"main", "group", PRODUCE_CHANNEL})
 """Channels of `Cluster` whose responses are small; the others are those of consumers."""
+
+
+class _Identity(NamedTuple):
+    """As whom a publisher asks the leaders."""
+
+    session: ClientSession
+    address: str
+
+
+class _Publisher:
+    """A client that publishes, and the number of calls that use it."""
+
+    __slots__ = ("client", "use_count")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.use_count = 0
+
+    @contextmanager
+    def use(self) -> Iterator[Client]:
+        """Keep the client open meanwhile."""
+        self.use_count += 1
+        try:
+            yield self.client
+        finally:
+            self.use_count -= 1
 
 
 class RoutedClients:
@@ -45,7 +82,9 @@ class RoutedClients:
         self._server = server
         self._peers = peers
         self._is_closed = False
-        self._publisher: Client | None = None
+        self._publishers: OrderedDict[_Identity | None, _Publisher] = OrderedDict()
+        """Publishers by identity, the last used one last."""
+        self._closing: set[asyncio.Task[None]] = set()
         self._negotiated: dict[tuple[int, str, int], Connection] = {}
         """A connection to each other broker, by id and address."""
         self._negotiating: dict[int, asyncio.Lock] = {}
@@ -59,30 +98,63 @@ class RoutedClients:
         creates have to be closed. `throttle`: receives the throttle times of its reads."""
         return self._new_client(caller, caller.client_id, throttle or self.new_throttle())
 
-    def publisher(self) -> Client:
-        """Return the client that publishes for all callers, with one producer id. The quotas of callers are applied
-        before."""
-        if self._publisher is None:
-            self._publisher = self._new_client(None, PUBLISHER_CLIENT_ID, self.new_throttle())
-        return self._publisher
+    @contextmanager
+    def publisher(self, caller: Caller) -> Iterator[Client]:
+        """Return the client that publishes for the identity of a caller, with one producer id. The leaders ask whether
+        the caller may write; its quota is applied before."""
+        identity = None
+        if self._server.service.authorization.is_enabled:
+            identity = _Identity(caller.session, caller.address)
+        found = self._publishers.get(identity)
+        if found is None:
+            client = self._new_client(
+                None if identity is None else Caller(caller.session, PUBLISHER_CLIENT_ID, caller.address),
+                PUBLISHER_CLIENT_ID,
+                self.new_throttle(),
+                is_own=True,
+            )
+            found = self._publishers[identity] = _Publisher(client)
+        self._publishers.move_to_end(identity)
+        try:
+            with found.use() as client:
+                yield client
+        finally:
+            if len(self._publishers) > PUBLISHERS_MAX:
+                self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Close the publishers that were idle for longest, as many as are too many."""
+        idle = [identity for identity, each in self._publishers.items() if not each.use_count]
+        for identity in idle[: len(self._publishers) - PUBLISHERS_MAX]:
+            closing = asyncio.ensure_future(self._publishers.pop(identity).client.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Close the publisher and the connections."""
+        """Close the publishers and the connections."""
         self._is_closed = True
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            await publisher.close(flush=False)
+        publishers, self._publishers = self._publishers, OrderedDict()
+        for each in publishers.values():
+            await each.client.close(flush=False)
+        closing = tuple(self._closing)
+        for task in closing:
+            task.cancel()
+        await asyncio.gather(*closing, return_exceptions=True)
         negotiated, self._negotiated = self._negotiated, {}
         for connection in negotiated.values():
             await connection.close()
 
-    def _new_client(self, caller: Caller | None, client_id: str, throttle: Throttle) -> Client:
+    def _new_client(
+        self, caller: Caller | None, client_id: str, throttle: Throttle, *, is_own: bool = False
+    ) -> Client:
+        """`is_own`: the requests are those of this broker, for `caller` or, if it is None, for several ones."""
+
         async def connect(
             node: Node, channel: str, options: ConnectionOptions, _main: BrokerConnection | None
         ) -> BrokerConnection:
             if node.node_id in (UNKNOWN_NODE, self._server.service.settings.node_id):
-                return LocalConnection(self._server, caller, options, throttle)
-            return await self._connect(node, channel, caller, options, throttle)
+                return LocalConnection(self._server, caller, options, throttle, is_own=is_own)
+            return await self._connect(node, channel, caller, options, throttle, is_own=is_own)
 
         own = self._server.inter_broker_listener.endpoint
         own_address = str(Address("", 0) if own is None else Address(own.host, own.port))
@@ -96,6 +168,8 @@ class RoutedClients:
         caller: Caller | None,
         options: ConnectionOptions,
         throttle: Throttle,
+        *,
+        is_own: bool,
     ) -> BrokerConnection:
         if self._peers is None:
             raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
@@ -103,7 +177,9 @@ class RoutedClients:
         if UNADVERTISED_SINCE in negotiated.versions:
             is_small = channel in SMALL_CHANNELS
             peers = self._peers.peers(RequestClass.CLIENT_REQUESTS if is_small else RequestClass.CLIENT_READS)
-            return ForwardedConnection(node, self._server, peers, caller, options, negotiated, throttle)
+            return ForwardedConnection(
+                node, self._server, peers, caller, options, negotiated, throttle, is_own=is_own
+            )
         if channel in SMALL_CHANNELS:
             return negotiated
         address = node.host, node.port

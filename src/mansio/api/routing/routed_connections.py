@@ -183,9 +183,15 @@ class LocalConnection(RoutedConnection):
     """To this broker: requests run by the handlers of its Kafka listener."""
 
     def __init__(
-        self, server: KafkaServer, caller: Caller | None, options: ConnectionOptions, throttle: Throttle
+        self,
+        server: KafkaServer,
+        caller: Caller | None,
+        options: ConnectionOptions,
+        throttle: Throttle,
+        *,
+        is_own: bool,
     ) -> None:
-        """`caller`: the client, None for requests of the broker itself."""
+        """`caller`: the client, None for all of them; `is_own`: whether the requests are those of the broker."""
         own = server.inter_broker_listener.endpoint
         address = ("", 0) if own is None else (own.host, own.port)
         super().__init__(address, options, server.service.scheduler, throttle)
@@ -194,7 +200,7 @@ class LocalConnection(RoutedConnection):
         self._address = "" if caller is None else caller.address
         self._session = BROKER_SESSION if caller is None else caller.session
         own_id = server.service.settings.node_id
-        self._identity = None if caller is not None else BrokerIdentity(own_id, 0)
+        self._identity = BrokerIdentity(own_id, 0) if is_own else None
 
     def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:  # noqa: ARG002
         direct = DirectRequest(
@@ -227,13 +233,16 @@ class ForwardedConnection(RoutedConnection):
         options: ConnectionOptions,
         negotiated: BrokerConnection,
         throttle: Throttle,
+        *,
+        is_own: bool,
     ) -> None:
-        """`negotiated`: has the API versions of the broker."""
+        """`caller`, `is_own`: see `LocalConnection`; `negotiated`: has the API versions of the broker."""
         super().__init__((node.host, node.port), options, server.service.scheduler, throttle)
         self.versions, self.features = negotiated.versions, negotiated.features
         self._node_id = node.node_id
         self._peers = peers
         self._caller = caller
+        self._is_own = is_own
 
     def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:
         work = self._forward(correlation_id, frame, timeout_ms)
@@ -248,7 +257,7 @@ class ForwardedConnection(RoutedConnection):
                 self._node_id,
                 frame,
                 client=NO_CLIENT if caller is None else caller.forwarded,
-                is_own=caller is None,
+                is_own=self._is_own,
                 timeout_ms=timeout_ms,
             )
         except BrokerUnreachable as error:  # as a client that cannot connect

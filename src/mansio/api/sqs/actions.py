@@ -44,7 +44,7 @@ from mansio.api.sqs.queues.queue_errors import (
     UnsupportedOperation,
 )
 from mansio.api.sqs.queues.queue_service import NewMessage
-from mansio.errors import MansioError, UnknownTopicOrPartition
+from mansio.errors import AuthorizationFailed, MansioError, UnknownTopicOrPartition
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ PAGE_MAX: Final = 1_000
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,128}")
 """A MessageGroupId or MessageDeduplicationId."""
+
+ACCESS_DENIED: Final = "AccessDeniedException"
+"""Code of the error of a caller that has no right for an action; in the Query protocol `AccessDenied`."""
 
 TRACE_ATTRIBUTE: Final = "AWSTraceHeader"
 
@@ -129,7 +132,7 @@ class Actions:
         account, _, name = path.strip("/").rpartition("/")
         if not name or account not in ("", ACCOUNT):
             raise InvalidAddress(f"The address {url[:200]} is not valid for this endpoint.")
-        return self._queues.find(unquote(name))
+        return self._queues.find(unquote(name), caller=call.caller)
 
     # Queues
 
@@ -147,15 +150,18 @@ class Actions:
         return {}
 
     async def _get_queue_url(self, call: Invocation) -> dict[str, Any]:
-        return {"QueueUrl": _url(call, self._queues.find(call.parameters["QueueName"]).name)}
+        queue = self._queues.find(call.parameters["QueueName"], caller=call.caller)
+        return {"QueueUrl": _url(call, queue.name)}
 
     async def _list_queues(self, call: Invocation) -> dict[str, Any]:
-        names = self._queues.list_names(call.parameters.get("QueueNamePrefix", ""), _page_start(call))
+        prefix = call.parameters.get("QueueNamePrefix", "")
+        names = self._queues.list_names(prefix, _page_start(call), caller=call.caller)
         return _page(call, names, "QueueUrls")
 
     async def _list_dead_letter_source_queues(self, call: Invocation) -> dict[str, Any]:
         after = _page_start(call)
-        names = [name for name in self._queues.dead_letter_sources(self._queue(call)) if name > after]
+        names = self._queues.dead_letter_sources(self._queue(call), caller=call.caller)
+        names = [name for name in names if name > after]
         return {"queueUrls": [], **_page(call, names, "queueUrls")}
 
     async def _get_queue_attributes(self, call: Invocation) -> dict[str, Any]:
@@ -340,7 +346,7 @@ class Actions:
     async def _start_message_move_task(self, call: Invocation) -> dict[str, Any]:
         destination = call.parameters.get("DestinationArn", "")
         task = await self._mover.start(
-            self._queue_of_arn(call.parameters["SourceArn"]),
+            self._queue_of_arn(call),
             queue_of_arn(destination) if destination else "",
             call.parameters.get("MaxNumberOfMessagesPerSecond", 0),
             self._clock.wall_ms(),
@@ -349,14 +355,14 @@ class Actions:
         return {"TaskHandle": task.handle}
 
     async def _cancel_message_move_task(self, call: Invocation) -> dict[str, Any]:
-        task = self._mover.cancel(call.parameters["TaskHandle"])
+        task = self._mover.cancel(call.parameters["TaskHandle"], caller=call.caller)
         return {"ApproximateNumberOfMessagesMoved": task.moved}
 
     async def _list_message_move_tasks(self, call: Invocation) -> dict[str, Any]:
         limit = call.parameters.get("MaxResults", 1)
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidParameterValue(f"MaxResults is 1 to {BATCH_MAX}.")
-        source = self._queue_of_arn(call.parameters["SourceArn"])
+        source = self._queue_of_arn(call)
         results = []
         for task in self._mover.list_tasks(source, limit):
             one: dict[str, Any] = {
@@ -377,9 +383,9 @@ class Actions:
             results.append(one)
         return {"Results": results}
 
-    def _queue_of_arn(self, arn: str) -> Queue:
+    def _queue_of_arn(self, call: Invocation) -> Queue:
         try:
-            return self._queues.find(queue_of_arn(arn))
+            return self._queues.find(queue_of_arn(call.parameters["SourceArn"]), caller=call.caller)
         except QueueDoesNotExist as error:
             raise ResourceNotFound(
                 "The resource that you specified for the SourceArn parameter doesn't exist."
@@ -387,7 +393,7 @@ class Actions:
 
 
 async def _permissions(call: Invocation) -> dict[str, Any]:  # noqa: ARG001 - the signature of actions
-    raise UnsupportedOperation("There are no permissions: every client may do everything.")
+    raise UnsupportedOperation("Queues have no permissions of their own: use access control lists.")
 
 
 def _check_writable(attributes: Mapping[str, str]) -> None:
@@ -590,6 +596,8 @@ def error_code(error: MansioError) -> tuple[str, bool]:
     """Return the code of an error, and whether the sender has to change its request."""
     if isinstance(error, QueueError):
         return error.code, True
+    if isinstance(error, AuthorizationFailed):
+        return ACCESS_DENIED, True
     if isinstance(error, UnknownTopicOrPartition):  # it was deleted meanwhile
         return QueueDoesNotExist.code, True
     if error.http_status in (429, 503, 504) or error.retriable:

@@ -35,7 +35,7 @@ from mansio.api.asgi.request_label import request_label
 from mansio.api.client_certificates import checked_expiry_ms
 from mansio.api.request_budget import RequestBudget
 from mansio.api.sqs import query_protocol
-from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
+from mansio.api.sqs.actions import ACCESS_DENIED, BATCH_MAX, Actions, Invocation, error_code
 from mansio.api.sqs.queues.queue_errors import (
     BatchRequestTooLong,
     InvalidParameterValue,
@@ -274,7 +274,7 @@ def _decode_query(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
 class CertificateRefused(QueueError):
     """The certificate of the client has expired, or was revoked."""
 
-    code = "AccessDeniedException"
+    code = ACCESS_DENIED
     http_status = 403
 
 
@@ -287,7 +287,11 @@ class InvalidAction(QueueError):
 def _error_response(error: MansioError, request_id: str, *, is_json: bool) -> Response:
     code, is_sender = error_code(error)
     status = error.http_status if 400 <= error.http_status < 600 else 500
-    query_code = error.query_code or code if isinstance(error, QueueError) else code
+    query_code = code
+    if isinstance(error, QueueError):
+        query_code = error.query_code or code
+    elif code == ACCESS_DENIED:
+        query_code = "AccessDenied"
     headers = {"x-amzn-requestid": request_id}
     if is_json:
         headers["x-amzn-query-error"] = f"{query_code};{'Sender' if is_sender else 'Receiver'}"

@@ -8,19 +8,27 @@ from mansio.broker.log_view.replay import ViewReplay
 from mansio.broker.log_view.view import LogView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Background, Clock, Disk, Scheduler
 
 V = TypeVar("V", bound=LogView[Any])
 
 
+def _everyone_may(_owner: str, _topic: str) -> bool:
+    return True
+
+
 class FeaturePorts(NamedTuple):
-    """What features use of the outside world. `background`: the thread that writes snapshots."""
+    """What features use of the outside world. `background`: the thread that writes snapshots. `may_write`: whether the
+    owner of something stored may write to a topic now (`Authorization.owner_may_write`)."""
 
     disk: Disk
     background: Background
     scheduler: Scheduler
     clock: Clock
+    may_write: Callable[[str, str], bool] = _everyone_may
 
     def replay(self, partition: Partition, view: V) -> ViewReplay[V]:
         """Keep a view of the log of a partition. Raises `StorageError` and fails the log, if it cannot be read."""

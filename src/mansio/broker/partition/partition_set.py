@@ -155,6 +155,11 @@ class PartitionSet:
             raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
         return partition
 
+    def name_of(self, topic_id: bytes | None) -> str | None:
+        """Return the name of a served topic; None if none has this id."""
+        found = self._by_id.get(topic_id or b"")
+        return None if found is None else found.topic.name
+
     def check_directory(self, topic: str, index: int, directory: str) -> None:
         """Check that a directory is the only data directory of this broker, and that the partition has a replica in it.
 

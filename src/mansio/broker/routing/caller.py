@@ -84,6 +84,10 @@ ANONYMOUS: Final = Caller()
 """Caller without authentication, client id, address and deadline."""
 
 
+BROKER_CALLER: Final = Caller(BROKER_SESSION)
+"""Caller for what a broker does for itself."""
+
+
 def session_of(client: ForwardedClient) -> ClientSession:
     """Return the session of a client for which another broker forwards a request. That broker ends it."""
     return ClientSession(

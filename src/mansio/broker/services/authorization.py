@@ -19,7 +19,7 @@ from mansio.errors import (
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
-from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType
+from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE, new_requester
 from mansio.tracebacks import without_traceback
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from mansio.broker.routing.caller import Caller
-    from mansio.state.authorization.acls import Operation
     from mansio.state.authorization.authorizer import Authorizer, Decision, Requester
 
 REQUESTERS_KEPT_MAX: Final = 4_096
+
+GRANTS_MAX: Final = 1_024
+"""Maximum number of names of one kind in the grants of a caller. With more of them, decisions are made again."""
 
 _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -45,14 +47,25 @@ R = TypeVar("R")
 _requester = lru_cache(REQUESTERS_KEPT_MAX)(new_requester)
 
 
+class _NoRules:
+    """Takes the place of the authorizer of a broker that has none: what is allowed never changes."""
+
+    __slots__ = ()
+    revision: Final = 0
+
+
 class Authorization:
     """Asks the authorizer of a broker for the callers of its services."""
 
-    __slots__ = ("_authorizer",)
+    __slots__ = ("_authorizer", "is_enabled", "rules")
 
     def __init__(self, authorizer: Authorizer | None) -> None:
         """Ask `authorizer`; None: everything is allowed."""
         self._authorizer = authorizer
+        self.is_enabled = authorizer is not None
+        """Whether there is an authorizer."""
+        self.rules: Authorizer | _NoRules = authorizer or _NoRules()
+        """Has the `revision` as an attribute, for requests that must not call anything to compare it."""
 
     @property
     def authorizer(self) -> Authorizer:
@@ -64,7 +77,13 @@ class Authorization:
     @property
     def revision(self) -> int:
         """Increases with each change of what is allowed. A decision holds while the revision is the same."""
-        return 0 if self._authorizer is None else self._authorizer.revision
+        return self.rules.revision
+
+    def grants(self, caller: Caller) -> Grants | None:
+        """Return what keeps decisions about a caller; None if it may do everything."""
+        if self._authorizer is None or caller.session.is_broker:
+            return None
+        return Grants(self, caller, self._authorizer)
 
     def is_enforced_for(self, caller: Caller) -> bool:
         """Whether a caller may do only what the authorizer allows."""
@@ -83,9 +102,7 @@ class Authorization:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on it. The error
         is the same whether the resource exists or not."""
         if not self.allows(caller, operation, resource_type, name):
-            kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
-            what = resource_type.name.replace("_", " ").lower()
-            raise kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
+            raise _refusal(caller, operation, resource_type, name)
 
     def check_cluster(self, caller: Caller, operation: Operation) -> None:
         """Raise `ClusterAuthorizationFailed` unless a caller may do an operation on the cluster."""
@@ -166,11 +183,118 @@ class Authorization:
         requester = _requester_of(caller)
         return (authorizer.authorized_operations(requester, resource_type, name) for name in names)
 
+    def owner_of(self, caller: Caller) -> str:
+        """Return who has named a target to which records are written later, as it is stored with the target: host and
+        principal; "" for a broker, and without an authorizer."""
+        session = caller.session
+        return (
+            "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
+        )
+
+    def owner_may_write(self, owner: str, topic: str) -> bool:
+        """Whether the owner of something stored may write to a topic now. Groups of the owner's session do not count.
+        What was stored without an owner, before there was an authorizer, may."""
+        if self._authorizer is None or not owner:
+            return True
+        host, _, principal = owner.partition(" ")
+        requester = _requester(principal.removeprefix("User:"), host, ())
+        return self._authorizer.allows(requester, Operation.WRITE, ResourceType.TOPIC, topic)
+
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:
         """Return what a requester may do and which ACL decides it, for people. Raises `SecurityDisabled`."""
         return self.authorizer.decide(requester, operation, resource_type, name)
+
+
+class Grants:
+    """Resources that one caller may use, as decided since the ACLs have changed last. Requests that name the same ones
+    again find them here and ask nobody.
+
+    The sets have the names of topics or, for callers that name topics so, their ids; the names of groups; and
+    transactional ids. Who looks into one compares `revision` with that of `rules` first, and calls `renew` if they
+    differ. What is not in a set is asked for by a method, which adds it if it is allowed. Refusals are not kept.
+    """
+
+    __slots__ = (
+        "_authorization",
+        "caller",
+        "groups",
+        "readable",
+        "revision",
+        "rules",
+        "transactional_ids",
+        "writable",
+    )
+
+    def __init__(self, authorization: Authorization, caller: Caller, rules: Authorizer) -> None:
+        self._authorization = authorization
+        self.caller = caller
+        self.rules = rules
+        self.revision = rules.revision
+        self.readable: set[str | bytes] = set()
+        """Topics whose records the caller may read."""
+        self.writable: set[str | bytes] = set()
+        """Topics to which the caller may write."""
+        self.groups: set[str | bytes] = set()
+        """Groups in which the caller may read."""
+        self.transactional_ids: set[str | bytes] = set()
+        """Transactional ids that the caller may use."""
+
+    def renew(self) -> None:
+        """Forget all decisions, because the ACLs have changed."""
+        self.revision = self.rules.revision
+        for names in (self.readable, self.writable, self.groups, self.transactional_ids):
+            names.clear()
+
+    def may_read(self, topic: str, topic_id: bytes | None = None) -> bool:
+        """Whether the caller may read a topic. `topic_id`: the key in `readable` if the caller names it so."""
+        return self._ask(self.readable, Operation.READ, ResourceType.TOPIC, topic, topic_id)
+
+    def may_write(self, topic: str, topic_id: bytes | None = None) -> bool:
+        """Whether the caller may write to a topic. `topic_id`: the key in `writable` if the caller names it so."""
+        return self._ask(self.writable, Operation.WRITE, ResourceType.TOPIC, topic, topic_id)
+
+    def check_group(self, group_id: str) -> None:
+        """Raise `GroupAuthorizationFailed` unless the caller may read in a group."""
+        if not self._ask(self.groups, Operation.READ, ResourceType.GROUP, group_id):
+            raise _refusal(self.caller, Operation.READ, ResourceType.GROUP, group_id)
+
+    def check_transactional_id(self, transactional_id: str) -> None:
+        """Raise `TransactionalIdAuthorizationFailed` unless the caller may use a transactional id."""
+        kind = ResourceType.TRANSACTIONAL_ID
+        if not self._ask(self.transactional_ids, Operation.WRITE, kind, transactional_id):
+            raise _refusal(self.caller, Operation.WRITE, kind, transactional_id)
+
+    def _ask(
+        self,
+        kept: set[str | bytes],
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        key: str | bytes | None = None,
+    ) -> bool:
+        if self.revision != self.rules.revision:
+            self.renew()
+        if not self._authorization.allows(self.caller, operation, resource_type, name):
+            return False
+        if len(kept) >= GRANTS_MAX:
+            kept.clear()
+        kept.add(name if key is None else key)
+        return True
+
+
+def refusal_of(caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> MansioError:
+    """Return the error of an operation that a caller may not do on a resource, as a result."""
+    return without_traceback(_refusal(caller, operation, resource_type, name))
+
+
+def _refusal(
+    caller: Caller, operation: Operation, resource_type: ResourceType, name: str
+) -> AuthorizationFailed:
+    kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
+    what = resource_type.name.replace("_", " ").lower()
+    return kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
 
 
 def _requester_of(caller: Caller) -> Requester:

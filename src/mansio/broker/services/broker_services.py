@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.acls import AclService
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
@@ -70,6 +71,7 @@ class BrokerServices:
     topic_admin: TopicAdminService
     log_dirs: LogDirService
     quotas: QuotaService
+    authorization: Authorization
     acls: AclService
     users: UserService
     passwords: PasswordChecker

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.config.config_def import ResourceType
@@ -76,7 +77,8 @@ class ConfigService:
     """Describes, lists and alters settings of topics, groups and brokers. All methods run on the broker's event loop.
 
     To describe needs DESCRIBE_CONFIGS and to alter ALTER_CONFIGS: for the topic or the group, else for the cluster. The
-    error of a resource for which the caller has no right is an `AuthorizationFailed`.
+    error of a resource for which the caller has no right is an `AuthorizationFailed`. Who names the dead-letter topic of
+    a group needs WRITE for that topic, too, and becomes its owner.
     """
 
     __slots__ = ("_authorization", "_brokers", "_groups", "_settings", "_topics")
@@ -103,6 +105,12 @@ class ConfigService:
             self._authorization.check(caller, operation, acls.ResourceType.GROUP, resource.name)
         else:
             self._authorization.check_cluster(caller, operation)
+
+    def _owner_for(self, caller: Caller, topic: str) -> str:
+        """Return what is stored as the owner of a topic to which records are written later because the caller has named
+        it. Raises `TopicAuthorizationFailed` unless it may write to the topic."""
+        self._authorization.check(caller, Operation.WRITE, acls.ResourceType.TOPIC, topic)
+        return self._authorization.owner_of(caller)
 
     def describe(self, queries: Iterable[ConfigQuery], *, caller: Caller) -> Iterator[ResourceConfigs]:
         """Yield the settings of each resource with source and type, as they are when the result is taken; identical
@@ -183,14 +191,16 @@ class ConfigService:
                 self._check(caller, Operation.ALTER_CONFIGS, each.resource)
                 if count[each.resource] > 1:
                     raise InvalidRequest(f"{each.resource.name!r} is in the request more than once")
-                await self._alter(each, replace=replace, validate_only=validate_only)
+                await self._alter(each, replace=replace, validate_only=validate_only, caller=caller)
             except MansioError as error:
                 errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors
 
-    async def _alter(self, alteration: ConfigAlteration, *, replace: bool, validate_only: bool) -> None:
+    async def _alter(
+        self, alteration: ConfigAlteration, *, replace: bool, validate_only: bool, caller: Caller
+    ) -> None:
         kind, name = alteration.resource.kind, alteration.resource.name
         changes = alteration.changes
         if kind == ResourceType.BROKER:
@@ -199,7 +209,13 @@ class ConfigService:
             check_topic_name(name)
             await self._topics.alter_configs(name, changes, replace=replace, validate_only=validate_only)
         elif kind == ResourceType.GROUP:
-            await self._groups.alter(name, changes, replace=replace, validate_only=validate_only)
+            await self._groups.alter(
+                name,
+                changes,
+                replace=replace,
+                validate_only=validate_only,
+                owner_for=partial(self._owner_for, caller),
+            )
         else:
             raise InvalidRequest(
                 f"resource type {kind}: only topics (2), brokers (4) and groups (32) can be changed here"

@@ -8,6 +8,7 @@ consumer's fetch is woken by commits.
 Invariants:
 * A client gets only records below the readable end of the partition: the high watermark or last stable offset.
 * A parked fetch completes exactly once, or is cancelled.
+* Records are returned to a client only if it may read the topic at the time of the answer.
 * The first batch of a result is returned even if it is larger than the byte limits (KIP-74), so that a reader always
   makes progress.
 """
@@ -17,7 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalescer
+from mansio.broker.services.authorization import refusal_of
 from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.quotas import QuotaService
@@ -192,14 +196,21 @@ class FetchService:
         self.parked: dict[ParkedFetch, None] = {}
 
     def begin_fetch(
-        self, request: FetchRequest, user: str, client_id: str | None, follower: BrokerIdentity | None = None
+        self,
+        request: FetchRequest,
+        user: str,
+        client_id: str | None,
+        grants: Grants | None,
+        follower: BrokerIdentity | None = None,
     ) -> tuple[FetchResult, bool]:
         """Read all partitions of a request that has just arrived. Return the result and whether it is final; if it is
-        not, the caller must `park` the request. `follower`: the authenticated broker that sent the request, None for a
-        client."""
+        not, the caller must `park` the request.
+
+        `grants`: of the client, which needs READ for each topic; None if it may read all of them. `follower`: the
+        authenticated broker that sent the request, None for a client."""
         if follower is not None:
             return self._begin_follower_fetch(request, follower)
-        result = self.read(request, user, client_id)
+        result = self.read(request, user, client_id, grants)
         is_final = (
             result.size_bytes >= request.min_bytes
             or result.is_urgent
@@ -243,18 +254,24 @@ class FetchService:
         request: FetchRequest,
         user: str,
         client_id: str | None,
+        grants: Grants | None,
         first: FetchResult,
         on_done: Callable[[FetchResult], None],
         follower: BrokerIdentity | None = None,
     ) -> ParkedFetch:
         """Park a request until more can be read; `on_done` is called once, later, with the final result. `first`: the
         result of `begin_fetch`."""
-        parked = ParkedFetch(self, request, user, client_id, on_done, follower)
+        parked = ParkedFetch(self, request, user, client_id, grants, on_done, follower)
         parked.park(coalesce=follower is not None and first.size_bytes >= request.min_bytes)
         return parked
 
     def read(
-        self, request: FetchRequest, user: str, client_id: str | None, follower: BrokerIdentity | None = None
+        self,
+        request: FetchRequest,
+        user: str,
+        client_id: str | None,
+        grants: Grants | None,
+        follower: BrokerIdentity | None = None,
     ) -> FetchResult:
         """Read all partitions once, within the byte limits of the request and the client's quota."""
         if follower is not None:
@@ -267,9 +284,22 @@ class FetchService:
         has_error = is_pending = False
         isolation_level = request.isolation_level
         find = self._partitions.find
+        readable = None
+        if grants is not None:
+            if grants.revision != grants.rules.revision:
+                grants.renew()
+            readable = grants.readable
         topics: list[TopicData] = []
         for name, topic_id, wanted in request.topics:
             results: list[PartitionData] = []
+            if (
+                readable is not None
+                and (topic_id if name is None else name) not in readable
+                and (refused := self._refusal(grants, name, topic_id)) is not None
+            ):
+                has_error = True
+                topics.append((name, topic_id, [PartitionData(want.index, refused) for want in wanted]))
+                continue
             for want in wanted:
                 try:
                     partition = find(name, topic_id, want.index)
@@ -308,6 +338,16 @@ class FetchService:
                 remaining -= size
             topics.append((name, topic_id, results))
         return FetchResult(topics, total, has_error, is_pending=is_pending and not total)
+
+    def _refusal(
+        self, grants: Grants | None, topic: str | None, topic_id: bytes | None
+    ) -> MansioError | None:
+        """Return the error of the partitions of a topic that the client may not read; None if it may, or if no topic
+        has the id, which another error tells it."""
+        name = self._partitions.name_of(topic_id) if topic is None else topic
+        if grants is None or name is None or grants.may_read(name, topic_id if topic is None else None):
+            return None
+        return refusal_of(grants.caller, Operation.READ, ResourceType.TOPIC, name)
 
     def _read_for_follower(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool
@@ -396,6 +436,7 @@ class ParkedFetch:
         "_client_id",
         "_coalesces",
         "_follower",
+        "_grants",
         "_on_done",
         "_partitions",
         "_request",
@@ -412,6 +453,7 @@ class ParkedFetch:
         request: FetchRequest,
         user: str,
         client_id: str | None,
+        grants: Grants | None,
         on_done: Callable[[FetchResult], None],
         follower: BrokerIdentity | None,
     ) -> None:
@@ -419,6 +461,7 @@ class ParkedFetch:
         self._request = request
         self._user = user
         self._client_id = client_id
+        self._grants = grants
         self._on_done = on_done
         self._partitions: dict[Partition, None] = {}
         self._timer: Timer | None = None
@@ -464,7 +507,9 @@ class ParkedFetch:
     def complete_now(self) -> None:
         """Complete the fetch with the records that are available now."""
         if self._timer is not None:
-            self._complete(self._service.read(self._request, self._user, self._client_id, self._follower))
+            self._complete(
+                self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
+            )
 
     def cancel(self) -> None:
         """Stop waiting; `on_done` is not called any more."""
@@ -488,7 +533,7 @@ class ParkedFetch:
             if coalescer.is_full:
                 self._on_coalescing_end()
             return
-        result = self._service.read(self._request, self._user, self._client_id, self._follower)
+        result = self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
         if result.is_urgent:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:

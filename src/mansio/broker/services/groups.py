@@ -11,6 +11,7 @@ method names. Where topics are named, an item of a topic that the caller may not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,6 +20,7 @@ from mansio.broker.coordinator.group.error_mapping import (
     check_group_id,
     coordinator_errors,
 )
+from mansio.broker.coordinator.group.visible_topics import Viewer
 from mansio.broker.routing.routes import coordinator_of
 from mansio.config.item_limit import too_many_items
 from mansio.config.topic_names import OFFSETS_TOPIC, TOPIC_NAME_CHARACTERS_MAX
@@ -156,12 +158,19 @@ class GroupService:
     async def consumer_heartbeat(
         self, group_id: str, request: Heartbeat, *, caller: Caller
     ) -> HeartbeatResponse:
-        """Process a heartbeat of a member of a consumer group (KIP-848); return once its changes are committed. Raises
+        """Process a heartbeat of a member of a consumer group (KIP-848); return once its changes are committed. A
+        regular expression matches the topics that the caller may DESCRIBE; see `VisibleTopics`. Raises
         `TopicAuthorizationFailed` unless the caller may DESCRIBE each topic that it names, `InvalidRequest`, and the
         errors of `ConsumerGroups.heartbeat`."""
         self._check_subscription(caller, group_id, request.topic_names)
         _check_heartbeat(request)
-        return await self._coordinator.consumer_heartbeat(group_id, request)
+        viewer = None
+        if self._authorization.is_enabled:
+            visible = partial(
+                self._authorization.allowed_names, caller, Operation.DESCRIBE, ResourceType.TOPIC
+            )
+            viewer = Viewer(self._authorization.revision, visible)
+        return await self._coordinator.consumer_heartbeat(group_id, request, viewer)
 
     def _check_subscription(self, caller: Caller, group_id: str, topics: Collection[str] | None) -> None:
         self._check(caller, Operation.READ, group_id)

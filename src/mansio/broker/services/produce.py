@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.partition.append_validation import needs_thread
+from mansio.broker.services.authorization import refusal_of
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
     ConcurrentTransactions,
@@ -41,6 +42,7 @@ from mansio.errors import (
     UnsupportedCompression,
 )
 from mansio.ports import complete
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import HEADER_BYTES, read_header
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.partition.producer_hook import ProducerHook, Verification
+    from mansio.broker.services.authorization import Grants
     from mansio.broker.services.statistics import Statistics, Stopwatch
     from mansio.broker.services.transactions.verifier import TransactionVerifier
     from mansio.ports import Buffer, Clock, Promise, Scheduler
@@ -172,7 +175,8 @@ class ProduceService:
         transactional: bool = False,
         was_tried: bool = False,
     ) -> tuple[Partition, AppendResult]:
-        """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id.
+        """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id. Whether its
+        producer may write to the topic was asked before.
 
         `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller
         must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is rejected, and
@@ -209,6 +213,7 @@ class ProduceService:
         self,
         topics: Sequence[TopicBatches],
         *,
+        grants: Grants | None,
         acks: int,
         allow_zstd: bool = True,
         client: Hashable = None,
@@ -217,13 +222,27 @@ class ProduceService:
         """Append the batches of a request. If the result is not complete, the caller must call `PendingProduce.wait`: a
         batch is being processed, or acks=all and a batch is not committed yet.
 
+        `grants`: of the client, which needs WRITE for each topic; None if it may write to all of them.
         `allow_zstd` False: reject zstd, because the protocol version of the request excludes it (KIP-110). `client`:
         the client whose share of the processor's queue is used; None for batches of the broker itself. `was_tried`:
         `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request."""
         pending = PendingProduce(self)
+        writable = None
+        if grants is not None:
+            if grants.revision != grants.rules.revision:
+                grants.renew()
+            writable = grants.writable
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
             pending.results.append((name, topic_id, results))
+            if (
+                writable is not None
+                and (topic_id if name is None else name) not in writable
+                and (refused := self._refusal(grants, name, topic_id)) is not None
+            ):
+                results += [BatchResult(index, refused) for index, _ in entries]
+                self.counters.rejected_batches += len(entries)
+                continue
             for index, records in entries:
                 try:
                     partition, appended = self.append(
@@ -248,6 +267,16 @@ class ProduceService:
                     BatchResult(index, None, base_offset, append_time_ms, partition.log.start_offset)
                 )
         return pending
+
+    def _refusal(
+        self, grants: Grants | None, topic: str | None, topic_id: bytes | None
+    ) -> MansioError | None:
+        """Return the error of the batches of a topic to which the client may not write; None if it may, or if no topic
+        has the id, which another error tells it."""
+        name = self._partitions.name_of(topic_id) if topic is None else topic
+        if grants is None or name is None or grants.may_write(name, topic_id if topic is None else None):
+            return None
+        return refusal_of(grants.caller, Operation.WRITE, ResourceType.TOPIC, name)
 
     def _append_processed(
         self,
@@ -307,6 +336,7 @@ class ProduceService:
         topics: Sequence[TopicBatches],
         transactional_id: str,
         *,
+        grants: Grants | None,
         acks: int,
         adds: bool,
         allow_zstd: bool = True,
@@ -315,13 +345,30 @@ class ProduceService:
     ) -> PendingProduce:
         """Like `begin_produce`, for a request with a transactional id. A batch that begins a transaction in its
         partition is appended after the transaction was verified. `adds`: transaction version 2 (Produce 12+), in which
-        the partition is added to the transaction if it does not belong to it."""
+        the partition is added to the transaction if it does not belong to it.
+
+        Raises `TransactionalIdAuthorizationFailed` if the client may not use the transactional id."""
+        writable = None
+        if grants is not None:
+            if grants.revision != grants.rules.revision:
+                grants.renew()
+            if transactional_id not in grants.transactional_ids:
+                grants.check_transactional_id(transactional_id)
+            writable = grants.writable
         pending = PendingProduce(self)
         unverified: list[_Unverified] = []
         producer_ids = set[int]()
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
             pending.results.append((name, topic_id, results))
+            if (
+                writable is not None
+                and (topic_id if name is None else name) not in writable
+                and (refused := self._refusal(grants, name, topic_id)) is not None
+            ):
+                results += [BatchResult(index, refused) for index, _ in entries]
+                self.counters.rejected_batches += len(entries)
+                continue
             for index, records in entries:
                 results.append(BatchResult(index))
                 position = len(pending.results) - 1, len(results) - 1
@@ -516,10 +563,10 @@ class ProduceService:
         )
 
     async def produce(
-        self, topics: Sequence[TopicBatches], *, acks: int, timeout_ms: int
+        self, topics: Sequence[TopicBatches], *, grants: Grants | None, acks: int, timeout_ms: int
     ) -> list[TopicResults]:
         """Append all batches; return their results when all are committed or failed, or after `timeout_ms`."""
-        pending = self.begin_produce(topics, acks=acks)
+        pending = self.begin_produce(topics, grants=grants, acks=acks)
         if not pending.is_complete:
             promise: Promise[None] = self._scheduler.promise()
 

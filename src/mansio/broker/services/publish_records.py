@@ -35,6 +35,7 @@ from mansio.errors import (
     PrioritiesNotEnabled,
 )
 from mansio.ports import complete
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.produce import BatchResult, PendingProduce, ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.topics.topics import TopicService
@@ -251,6 +253,7 @@ class PublishService:
     """Appends single records to topics. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_authorization",
         "_bytes_max",
         "_clock",
         "_partitions",
@@ -272,6 +275,7 @@ class PublishService:
         scheduler: Scheduler,
         random: Random,
         bytes_max: int,
+        authorization: Authorization,
     ) -> None:
         """`bytes_max`: maximum size of the records of one call in total."""
         self._topics = topics
@@ -282,6 +286,7 @@ class PublishService:
         self._scheduler = scheduler
         self._random = random
         self._bytes_max = bytes_max
+        self._authorization = authorization
 
     async def publish_records(
         self,
@@ -321,10 +326,11 @@ class PublishService:
         """Append records. If the result is not complete, because acks=all and a batch is not committed yet, or because
         a batch is being processed, the caller must call `PendingPublish.wait`.
 
-        Raises errors that concern all records: `UnknownTopicOrPartition`, `InvalidTopic` (the topic is internal),
+        Raises errors that concern all records: `TopicAuthorizationFailed` (it needs WRITE), `UnknownTopicOrPartition`, `InvalidTopic` (the topic is internal),
         `InvalidRequest` (too many records), `MessageTooLarge` (too many bytes in total), `InvalidRequiredAcks`. Other
         errors are in the results, for example `NotLeaderOrFollower` if another broker leads a partition.
         """
+        self._authorization.check(caller, Operation.WRITE, ResourceType.TOPIC, topic)
         if acks == ACKS_NONE or not -1 <= acks <= 1:
             raise InvalidRequiredAcks(f"acks={acks}: must be 1 or -1 (all)")
         if len(records) > PUBLISHED_RECORDS_MAX:
@@ -339,7 +345,7 @@ class PublishService:
         else:
             batches, total_bytes = self._build_batches(found, records, results)
         entries = [(batch.partition, batch.encode(codec)) for batch in batches]
-        pending = self._produce.begin_produce([(topic, None, entries)], acks=acks)
+        pending = self._produce.begin_produce([(topic, None, entries)], grants=None, acks=acks)
         quotas = self._quotas.active
         throttle_ms = 0
         if quotas is not None:

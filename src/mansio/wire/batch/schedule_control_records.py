@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import Header, NewRecord
 
 VALUE_VERSION: Final = 1
+OWNERS_VERSION: Final = 2
+"""Version of a value of SCHEDULED in which the schedules have owners. Without them version 1 is written, which earlier
+versions of Mansio read."""
 
 NOT_DUE_MS: Final = -1
 """Due time of a schedule that is paused or never fires again."""
@@ -37,6 +40,7 @@ NOT_DUE_MS: Final = -1
 _VALUE_HEAD: Final = struct.Struct(">BI")  # version, number of schedules or firings
 _FIRING: Final = struct.Struct(">16sqq")  # schedule, number, next due time
 _STATE: Final = struct.Struct(">16sqqqqBBHHH")  # see `_encode_state`
+_STATE_WITH_OWNER: Final = struct.Struct(">16sqqqqBBHHHH")
 _CRC: Final = struct.Struct(">I")
 _ID_BYTES: Final = 16
 _PAUSED: Final = 1
@@ -63,7 +67,8 @@ class Schedule(NamedTuple):
 
     `cron`: five fields, evaluated in `timezone`, or ""; then `every_ms` is the interval, counted from `created_ms`.
     `next_due_ms`: since the Unix epoch, `NOT_DUE_MS` if it is paused or never fires again; `firings`: number of records
-    that it has appended. `key`, `value` and `headers` are those of these records.
+    that it has appended. `key`, `value` and `headers` are those of these records. `owner`: who has created it, as
+    `Authorization.owner_of` returns it.
     """
 
     id: UUID
@@ -79,6 +84,7 @@ class Schedule(NamedTuple):
     next_due_ms: int
     firings: int = 0
     is_paused: bool = False
+    owner: str = ""
 
 
 class Firing(NamedTuple):
@@ -153,20 +159,23 @@ _TYPES: Final = frozenset(ScheduleControlType)
 def encode_schedules(schedules: Sequence[Schedule]) -> bytes:
     """Encode definitions and states of schedules, at least one, as the value of a control record."""
     records: list[NewRecord] = [(NO_TIMESTAMP_MS, one.key, one.value, one.headers) for one in schedules]
-    parts = [_VALUE_HEAD.pack(VALUE_VERSION, len(schedules)), *map(_encode_state, schedules)]
-    return b"".join((*parts, build_batch(records)))
+    version = OWNERS_VERSION if any(one.owner for one in schedules) else VALUE_VERSION
+    states = [_encode_state(one, has_owner=version == OWNERS_VERSION) for one in schedules]
+    return b"".join((_VALUE_HEAD.pack(version, len(schedules)), *states, build_batch(records)))
 
 
 def decode_schedules(value: memoryview) -> list[Schedule]:
     """Decode the bytes of `encode_schedules`. Raises `CorruptMessage`."""
-    count = _read_head(value)
+    has_owners = value[:1] == bytes([OWNERS_VERSION])
+    count = _read_head(value, OWNERS_VERSION if has_owners else VALUE_VERSION)
+    layout = _STATE_WITH_OWNER if has_owners else _STATE
     position = _VALUE_HEAD.size
     states: list[tuple[Any, ...]] = []
     texts: list[list[str]] = []
     try:
         for _ in range(count):
-            state = _STATE.unpack_from(value, position)
-            position += _STATE.size
+            state = layout.unpack_from(value, position)
+            position += layout.size
             states.append(state)
             texts.append([])
             for size in state[7:]:
@@ -195,11 +204,13 @@ def decode_schedules(value: memoryview) -> list[Schedule]:
                 next_due_ms,
                 firings,
                 bool(flags & _PAUSED),
+                *owner,
             )
             for (schedule_id, created_ms, every_ms, next_due_ms, firings, catch_up, flags, *_), (
                 name,
                 cron,
                 timezone,
+                *owner,
             ), record in zip(states, texts, records, strict=True)
         ]
     except (struct.error, ValueError) as error:
@@ -210,17 +221,20 @@ def decode_schedules(value: memoryview) -> list[Schedule]:
         raise CorruptMessage("a record of a schedule cannot be decoded") from error
 
 
-def _read_head(value: memoryview) -> int:
+def _read_head(value: memoryview, wanted: int = VALUE_VERSION) -> int:
     if len(value) < _VALUE_HEAD.size:
         raise CorruptMessage("a control record of schedules is too short")
     version, count = _VALUE_HEAD.unpack_from(value)
-    if version != VALUE_VERSION:
+    if version != wanted:
         raise CorruptMessage(f"version {version} of a control record of schedules is unknown")
     return int(count)
 
 
-def _encode_state(one: Schedule) -> bytes:
+def _encode_state(one: Schedule, *, has_owner: bool) -> bytes:
     texts = [text.encode() for text in (one.name, one.cron, one.timezone)]
+    if has_owner:
+        texts.append(one.owner.encode())
+    layout = _STATE_WITH_OWNER if has_owner else _STATE
     flags = _PAUSED if one.is_paused else 0
     numbers = (one.created_ms, one.every_ms, one.next_due_ms, one.firings, one.catch_up, flags)
-    return b"".join((_STATE.pack(one.id.bytes, *numbers, *map(len, texts)), *texts))
+    return b"".join((layout.pack(one.id.bytes, *numbers, *map(len, texts)), *texts))

@@ -22,7 +22,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from mansio.api.kafka.connections.pending_response import PendingResponse
 from mansio.api.kafka.connections.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.response_writer import ResponseWriter
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.routing.caller import ClientSession
+    from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_authenticator import BrokerChallenge
     from mansio.broker.services.cluster import ServedListener
     from mansio.broker.services.statistics import LoopHolds
@@ -161,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         "closed",
         "gate",
         "get_buffer",
+        "grants",
         "is_confidential",
         "is_unordered",
         "last_active",
@@ -170,7 +172,11 @@ class Connection(asyncio.BufferedProtocol):
         "session",
         "template",
         "template_misses",
+        "template_revision",
     )
+
+    is_forwarded: Final = False
+    """Whether another broker has forwarded the request; see `DirectRequest`."""
 
     def __init__(
         self, server: ConnectionOwner, listener: ServedListener, gate: RequestGate | None = None
@@ -213,6 +219,10 @@ class Connection(asyncio.BufferedProtocol):
         self.template: ProduceTemplate | None = None
         """Common parts of this connection's produce requests, derived from an earlier one."""
         self.template_misses = 0
+        self.template_revision = 0
+        """Revision of the ACLs that allow the requests of the template; it is void when they have changed."""
+        self.grants: Grants | None = None
+        """What the client of the session may read and write; None before it is asked for, or without an authorizer."""
         self.peer: BrokerIdentity | None = None
         """The broker that has authenticated on this connection; set once."""
         self.is_unordered = False
@@ -370,6 +380,7 @@ class Connection(asyncio.BufferedProtocol):
         """Serve the requests of the connection as those of `session`, and accept frames of full size. `is_endless`:
         whether the session has no end, so that the gate need not look at its requests."""
         self.session = session
+        self.template = self.grants = None  # of the session before
         self._is_admitted = True
         self._frames.allow(self._server.limits.socket_request_max_bytes)
         if is_endless:

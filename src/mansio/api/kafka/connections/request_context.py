@@ -23,7 +23,7 @@ class RequestContext(NamedTuple):
     client is; `BROKER_SESSION` for a broker of the cluster. `peer`: the broker that has authenticated on the
     connection, None for a client. `is_confidential`: whether nobody else can read the connection: it is encrypted, or
     comes from this machine. `throttle`: begins no later request for some milliseconds, because the client exceeds a
-    quota."""
+    quota. `forwarding_session`: the client for which a broker makes its own request."""
 
     api_key: int
     api_version: int
@@ -35,8 +35,14 @@ class RequestContext(NamedTuple):
     session: ClientSession = ANONYMOUS_SESSION
     is_confidential: bool = False
     throttle: Callable[[int], None] = _ignore_throttle_time
+    forwarding_session: ClientSession = ANONYMOUS_SESSION
 
     @property
     def caller(self) -> Caller:
         """The client as services know it."""
         return Caller(self.session, self.client_id or "", self.client_host)
+
+    @property
+    def forwarding_caller(self) -> Caller:
+        """The client for which another broker makes a request that only brokers may send."""
+        return Caller(self.forwarding_session, self.client_id or "", self.client_host)

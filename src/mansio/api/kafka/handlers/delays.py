@@ -44,7 +44,7 @@ async def list_delayed_records(
         )
         queries.append(query)
     results: list[dict[str, Any]] = []
-    for result in await service.delays.list_pending(queries):
+    for result in await service.delays.list_pending(queries, caller=context.caller):
         if isinstance(result, MansioError):
             service.statistics.count_error(context.api_key, result.kafka_code)
             results.append({"error_code": result.kafka_code, "error_message": result.message, "records": []})
@@ -85,16 +85,20 @@ async def alter_delayed_records(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Cancel pending records, or change when they are due."""
-    del context
+    caller = context.caller
     topic_id, partition, ids = request.topic_id or b"", request.partition_index, request.ids
     timeout_ms, time_ms = request.timeout_ms, request.time_ms
     delays = service.delays
     if request.change == DelayChange.CANCEL:
-        changed = await delays.cancel(topic_id, partition, ids, timeout_ms=timeout_ms)
+        changed = await delays.cancel(topic_id, partition, ids, timeout_ms=timeout_ms, caller=caller)
     elif request.change == DelayChange.DELIVER_AT:
-        changed = await delays.reschedule(topic_id, partition, ids, due_ms=time_ms, timeout_ms=timeout_ms)
+        changed = await delays.reschedule(
+            topic_id, partition, ids, due_ms=time_ms, timeout_ms=timeout_ms, caller=caller
+        )
     elif request.change == DelayChange.DELIVER_AFTER:
-        changed = await delays.reschedule(topic_id, partition, ids, delay_ms=time_ms, timeout_ms=timeout_ms)
+        changed = await delays.reschedule(
+            topic_id, partition, ids, delay_ms=time_ms, timeout_ms=timeout_ms, caller=caller
+        )
     else:
         raise InvalidRequest(f"there is no change {request.change} of delayed records")
     return {"ids": changed}

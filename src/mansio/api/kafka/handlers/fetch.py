@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mansio.api.kafka.connections.connection_grants import new_grants
 from mansio.broker.services.fetch import FetchResult
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
@@ -63,7 +64,10 @@ def fetch(
     sampled = follower is None and not fetches.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.start_stopwatch(service.statistics.fetch_latency) if sampled else None
     user = connection.session.user
-    result, is_final = fetches.begin_fetch(request, user, header.client_id, follower)
+    grants = connection.grants
+    if (grants is None or peer is not None) and follower is None and service.authorization.is_enabled:
+        grants = new_grants(service, connection, header.client_id)
+    result, is_final = fetches.begin_fetch(request, user, header.client_id, grants, follower)
     if is_final:
         if stopwatch is not None:
             stopwatch.stop()
@@ -71,7 +75,7 @@ def fetch(
     waited = service.statistics.start_stopwatch(service.statistics.parked_fetch_latency) if sampled else None
     response = connection.defer_response()
     reply = _Reply(service, connection, header._replace(body_position=0), response, waited)
-    parked = fetches.park(request, user, header.client_id, result, reply.send, follower)
+    parked = fetches.park(request, user, header.client_id, grants, result, reply.send, follower)
     response.on_lost(parked.cancel)
     return None
 

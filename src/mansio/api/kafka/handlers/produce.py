@@ -4,7 +4,7 @@ Behavior
 * Append record batches and respond as `acks` demands. acks=0: no response; the connection is closed if a batch is
   rejected, as in Kafka. acks=1: when the bytes are in the page cache. acks=all (-1): when they are flushed and the high
   watermark has passed them.
-* Each partition's batch succeeds or fails on its own.
+* Each partition's batch succeeds or fails on its own. A transactional id that the client may not use fails all.
 
 Version notes
 * 3: first with record batches v2. 7: first that may carry zstd (KIP-110). 8: names the rejected records (KIP-467).
@@ -20,9 +20,10 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from mansio.api.kafka.connections.connection_grants import new_grants
 from mansio.broker.services.produce import BatchResult, PendingAppend, ProcessingRequired
-from mansio.errors import InvalidRequiredAcks, MansioError
-from mansio.tracebacks import copied
+from mansio.errors import AuthorizationFailed, InvalidRequiredAcks, MansioError
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
 from mansio.wire.field_values import ACKS_ALL, ACKS_NONE
@@ -73,30 +74,41 @@ def produce(
     acks = request.acks
     rejection = _request_error(request)
     pending: PendingProduce | None = None
-    if rejection is None:
-        if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0:
-            connection.template = wire.build_template(header, frame, request)
-        connection.template_misses += 1
+    grants = connection.grants
+    if (grants is None or connection.peer is not None) and service.authorization.is_enabled:
+        grants = new_grants(service, connection, header.client_id)
     if rejection is None and request.transactional_id is not None:
-        pending = service.produce.begin_transactional(
-            request.topics,
-            request.transactional_id,
-            acks=acks,
-            adds=version >= ADDING_VERSION_MIN,
-            allow_zstd=version >= ZSTD_VERSION_MIN,
-            client=connection,
-            was_tried=was_tried,
-        )
-        results = pending.results
+        try:
+            pending = service.produce.begin_transactional(
+                request.topics,
+                request.transactional_id,
+                grants=grants,
+                acks=acks,
+                adds=version >= ADDING_VERSION_MIN,
+                allow_zstd=version >= ZSTD_VERSION_MIN,
+                client=connection,
+                was_tried=was_tried,
+            )
+            results = pending.results
+        except AuthorizationFailed as error:
+            rejection = without_traceback(error)
     elif rejection is None:
         pending = service.produce.begin_produce(
             request.topics,
+            grants=grants,
             acks=acks,
             allow_zstd=version >= ZSTD_VERSION_MIN,
             client=connection,
             was_tried=was_tried,
         )
         results = pending.results
+    if rejection is None:
+        revision = service.authorization.rules.revision
+        if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0 or (
+            connection.template is not None and connection.template_revision != revision
+        ):
+            _renew_template(service, connection, header, frame, request, revision)
+        connection.template_misses += 1
     else:
         results = [
             (name, topic_id, [BatchResult(index, rejection) for index, _ in entries])
@@ -123,6 +135,29 @@ def produce(
         partial(_respond, service, connection, version, header.correlation_id, throttle_ms),
     )
     return None
+
+
+def _renew_template(
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    frame: memoryview,
+    request: wire.ProduceRequest,
+    revision: int,
+) -> None:
+    """Make a template of a request that is allowed at this revision of the ACLs. Connections of brokers have none
+    with an authorizer, because the session of a broker may end."""
+    connection.template = None
+    if service.authorization.is_enabled:
+        grants = connection.grants
+        if grants is None or connection.peer is not None or len(request.topics) != 1:
+            return
+        name, topic_id, _ = request.topics[0]
+        if (topic_id if name is None else name) not in grants.writable:
+            return
+    template = connection.template = wire.build_template(header, frame, request)
+    if template is not None:
+        connection.template_revision = revision
 
 
 def _queue_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.pending_response import QueuedResponse
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.routing.caller import ClientSession
+    from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
@@ -72,13 +73,16 @@ class DirectRequest:
         "client_host",
         "closed",
         "error",
+        "grants",
         "is_confidential",
+        "is_forwarded",
         "listener",
         "peer",
         "response",
         "session",
         "template",
         "template_misses",
+        "template_revision",
         "throttle_ms",
     )
 
@@ -89,17 +93,24 @@ class DirectRequest:
         peer: BrokerIdentity | None,
         on_done: Callable[[DirectRequest], None],
         listener: ServedListener,
+        *,
+        is_forwarded: bool = False,
     ) -> None:
-        """`client_host`, `session`: address of the client, and who it is; `peer`: the broker that makes the request for
-        itself, None for a client's; `listener`: the one through which the sender reaches brokers."""
+        """`client_host`, `session`: address of the client, and who it is; `peer`: the broker that makes the request,
+        for itself or for the client, None for a client's; `listener`: the one through which the sender reaches
+        brokers."""
         self.listener = listener
         self.client_host = client_host
         self.session = session
         self.is_confidential = False
+        self.is_forwarded = is_forwarded
+        """Whether another broker has forwarded the request for the client of `session`."""
         self.peer = peer
         self.closed = False
         self.template = None
         self.template_misses = TEMPLATE_MISSES
+        self.template_revision = 0
+        self.grants: Grants | None = None
         self.throttle_ms = 0
         """Time for which the client has to pause."""
         self.response: bytes = b""

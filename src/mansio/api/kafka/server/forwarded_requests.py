@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.direct_requests import DirectRequest
-from mansio.broker.routing.caller import BROKER_SESSION, session_of
+from mansio.broker.routing.caller import session_of
 from mansio.errors import MansioError
 from mansio.ports import ForwardedClient
 from mansio.wire.api_versions import ApiKey
@@ -53,10 +53,11 @@ def forward(
     )
     direct = DirectRequest(
         client.address,
-        BROKER_SESSION if request.is_own else session_of(client),
+        session_of(client),
         peer if request.is_own else None,
         partial(_answer, header, response, release),
         connection.listener,
+        is_forwarded=True,
     )
     response.on_lost(direct.cancel)
     direct.begin(server, memoryview(request.request))

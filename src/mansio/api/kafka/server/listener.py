@@ -111,6 +111,7 @@ class KafkaServer:
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
+        self._rules = service.authorization.rules
         self.limits = limits
         self.loop = loop
         self.clock: Clock = service.clock
@@ -490,6 +491,7 @@ class KafkaServer:
         template = connection.template
         if (
             template is not None
+            and connection.template_revision == self._rules.revision
             and self.service.quotas.active is None  # the prepared response has no throttle time
             and (found := match_template(template, frame)) is not None
         ):
@@ -539,6 +541,7 @@ class KafkaServer:
             self.service.authenticator.session_of(connection.session, connection.peer),
             connection.is_confidential,
             pending_response.throttle,
+            connection.session,
         )
         name = api.key.name.lower()
         if is_large:

@@ -20,6 +20,7 @@ from mansio.api.sqs.queues.queue_errors import (
     UnsupportedOperation,
 )
 from mansio.api.sqs.queues.queue_service import NewMessage
+from mansio.broker.routing.caller import BROKER_CALLER
 from mansio.errors import MansioError
 from mansio.logs import fields
 from mansio.tracebacks import copied
@@ -72,13 +73,15 @@ class MessageMover:
         """Start to move all messages of a dead-letter queue, for `caller`. One task runs for a queue at a time.
 
         `destination`: name of a queue, "" for the source of each message. `per_second`: maximum number of messages a
-        second, 0: no limit. `now_ms`: Unix time. Raises `InvalidParameterValue`, `ResourceNotFound`,
-        `UnsupportedOperation`."""
-        if not self._queues.dead_letter_sources(source):
+        second, 0: no limit. `now_ms`: Unix time. Raises `AuthorizationFailed`,
+        `InvalidParameterValue`, `ResourceNotFound`, `UnsupportedOperation`."""
+        self._queues.check_move(source, "", caller=caller)
+        if not self._queues.dead_letter_sources(source, caller=BROKER_CALLER):
             raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
         if destination:
             try:
-                target = self._queues.find(destination)
+                target = self._queues.find(destination, caller=caller)
+                self._queues.check_move(source, destination, caller=caller)
             except QueueDoesNotExist as error:
                 raise ResourceNotFound(
                     "The resource that you specified for the DestinationArn parameter doesn't exist."
@@ -118,11 +121,13 @@ class MessageMover:
         found = [each for each in reversed(self._tasks.values()) if each.source == source.name]
         return found[:limit]
 
-    def cancel(self, handle: str) -> MoveTask:
-        """Cancel a running task. Raises `ResourceNotFound`."""
+    def cancel(self, handle: str, *, caller: Caller) -> MoveTask:
+        """Cancel a running task. Raises `ResourceNotFound`, and `AuthorizationFailed` unless the caller could start
+        it."""
         task = self._tasks.get(handle)
         if task is None or task.status != "RUNNING":
             raise ResourceNotFound("The task does not exist, or does not run.")
+        self._queues.check_move(self._queues.find(task.source, caller=caller), "", caller=caller)
         task.status = "CANCELLED"
         if task.work is not None:
             task.work.cancel()
@@ -145,7 +150,7 @@ class MessageMover:
         failures = 0
         while True:
             try:
-                source = self._queues.find(task.source)
+                source = self._queues.find(task.source, caller=task.caller)
                 _, messages = await self._queues.receive(
                     source,
                     messages_max=BATCH,
@@ -171,7 +176,9 @@ class MessageMover:
     async def _move(self, task: MoveTask, source: Queue, messages: list[Message]) -> None:
         """Move messages one after the other, in their order."""
         for message in messages:
-            destination = self._queues.find(task.destination or message.dead_letter_source)
+            destination = self._queues.find(
+                task.destination or message.dead_letter_source, caller=task.caller
+            )
             new = NewMessage(
                 message.body.encode(),
                 message.attributes,

@@ -8,6 +8,8 @@ Invariants:
 * A send is answered after its message is durable, as with acks=all.
 * Every entry of a batch has its own result.
 * A message that is older than the retention period of its queue is not delivered.
+* A queue that the caller may not describe does not exist for it. What else an action needs is asked before its first
+  step, where a later refusal would leave the rest undone.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ from mansio.api.sqs.queues.queue_errors import (
     QueueNameExists,
     ReceiptHandleIsInvalid,
 )
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS, BROKER_CALLER
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.config.share_group_config import DELIVERY_COUNT_MAX
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE, DEDUP_MS, QUEUE_ATTRIBUTES
 from mansio.errors import (
+    AuthorizationFailed,
     GroupIdNotFound,
     InvalidReceipt,
     InvalidRecordState,
@@ -55,6 +58,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.ports import Backoff
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW
 from mansio.tracebacks import without_traceback
 from mansio.wire.topic_partition import TopicPartition
@@ -144,8 +148,24 @@ class QueueService:
 
     # Queues
 
-    def find(self, name: str) -> Queue:
-        """Return a queue. Raises `QueueDoesNotExist`."""
+    def _allows(self, caller: Caller, operation: Operation, name: str) -> bool:
+        return self._services.authorization.allows(caller, operation, ResourceType.TOPIC, name)
+
+    def _check(self, caller: Caller, operation: Operation, name: str) -> None:
+        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic of a queue."""
+        self._services.authorization.check(caller, operation, ResourceType.TOPIC, name)
+
+    def _check_group(self, caller: Caller, operation: Operation, name: str) -> None:
+        """Raise `GroupAuthorizationFailed` unless a caller may do an operation on the group of a queue."""
+        self._services.authorization.check(caller, operation, ResourceType.GROUP, GROUP_PREFIX + name)
+
+    def find(self, name: str, *, caller: Caller) -> Queue:
+        """Return a queue. Raises `QueueDoesNotExist`, also if the caller may not describe its topic."""
+        if not self._allows(caller, Operation.DESCRIBE, name):
+            raise QueueDoesNotExist("The specified queue does not exist.")
+        return self._find(name)
+
+    def _find(self, name: str) -> Queue:
         topic = self._services.topics.state.topics.get(name)
         text = "" if topic is None else topic.configs.get(QUEUE_ATTRIBUTES, "")
         if topic is None or not text:
@@ -160,35 +180,49 @@ class QueueService:
                 self._parsed.popitem(last=False)
         return found
 
-    def list_names(self, prefix: str = "", after: str = "") -> list[str]:
-        """Return the names of the queues that begin with `prefix`, behind `after`, sorted."""
+    def list_names(self, prefix: str = "", after: str = "", *, caller: Caller) -> list[str]:
+        """Return the names of the queues that begin with `prefix`, behind `after`, and that the caller may describe,
+        sorted."""
         topics = self._services.topics.state.topics
-        return sorted(
+        names = sorted(
             name
             for name, topic in topics.items()
             if name.startswith(prefix) and name > after and topic.configs.get(QUEUE_ATTRIBUTES)
         )
+        allowed_names = self._services.authorization.allowed_names
+        return allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, names)
 
-    def dead_letter_sources(self, queue: Queue) -> list[str]:
-        """Return the names of the queues whose dead-letter queue this is."""
-        names = self.list_names()
-        return [name for name in names if _has_target(self.find(name).attributes, queue.name)]
+    def dead_letter_sources(self, queue: Queue, *, caller: Caller) -> list[str]:
+        """Return the names of the queues whose dead-letter queue this is, and that the caller may describe."""
+        names = self.list_names(caller=caller)
+        return [name for name in names if _has_target(self._find(name).attributes, queue.name)]
+
+    def check_move(self, source: Queue, destination: str, *, caller: Caller) -> None:
+        """Raise an `AuthorizationFailed` unless a caller may move messages from one queue to another, "" for the
+        sources of the messages. It is asked again for each message."""
+        self._check_group(caller, Operation.READ, source.name)
+        self._check(caller, Operation.READ, source.name)
+        if destination:
+            self._check(caller, Operation.WRITE, destination)
 
     async def create(
         self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str], *, caller: Caller
     ) -> Queue:
         """Create a queue, or return the one with this name if it has the attributes of the request.
 
-        Raises `QueueNameExists`, `InvalidParameterValue`, `InvalidAttributeName`, `InvalidAttributeValue`."""
+        The caller needs the rights to create the topic and to alter the settings of the group, and those of
+        `_check_redrive`. Raises `AuthorizationFailed`, `QueueNameExists`, `InvalidParameterValue`,
+        `InvalidAttributeName`, `InvalidAttributeValue`."""
+        self._check_group(caller, Operation.ALTER_CONFIGS, name)
         is_fifo = attributes.get("FifoQueue") == "true"
         check_queue_name(name, is_fifo=is_fifo)
         now_s = self._services.clock.wall_ms() // 1000
         _check_tags(name, tags)
         empty = QueueAttributes(is_fifo=is_fifo, created_s=now_s, modified_s=now_s, tags=dict(tags))
         wanted = empty.changed(attributes)
-        self._check_redrive(name, wanted)
+        self._check_redrive(name, wanted, caller)
         with contextlib.suppress(QueueDoesNotExist):
-            return await self._existing(self.find(name), attributes, caller)
+            return await self._existing(self.find(name, caller=caller), attributes, caller)
         config = {
             **_topic_config(wanted),
             "mansio.delay.enable": "true",
@@ -201,11 +235,12 @@ class QueueService:
         except TopicAlreadyExists:
             return await self._existing(await self._created(name), attributes, caller)
         await self._configure(name, wanted, caller)
-        queue = self.find(name)
-        await self._services.leases.register(queue.group, [name], caller=caller)
-        if self.dead_letter_sources(queue):  # one with this name was deleted
+        queue = self._find(name)
+        with contextlib.suppress(AuthorizationFailed):  # the first receive does it, if another user receives
+            await self._services.leases.register(queue.group, [name], caller=caller)
+        if self.dead_letter_sources(queue, caller=BROKER_CALLER):  # one with this name was deleted
             await self._accept_dead_letters(name, caller)
-        return self.find(name)
+        return self._find(name)
 
     async def _created(self, name: str) -> Queue:
         """Return the queue of a topic that exists, or that another request is creating: wait until it is created.
@@ -217,7 +252,7 @@ class QueueService:
             attempts += 1
             await asyncio.sleep(CREATION_BACKOFF.delay_seconds(attempts))
         try:
-            return self.find(name)
+            return self._find(name)
         except QueueDoesNotExist:
             raise QueueNameExists(f"A topic named {name} exists that is not a queue.") from None
 
@@ -250,7 +285,7 @@ class QueueService:
             },
         )
         if redrive is not None:
-            topic = self.find(redrive.queue).topic
+            topic = self._find(redrive.queue).topic
             if topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) != "true":
                 await self._accept_dead_letters(redrive.queue, caller)
 
@@ -259,17 +294,23 @@ class QueueService:
         window of its own."""
         await self._admin(caller).alter_topic_config(name, {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"})
 
-    def _check_redrive(self, name: str, attributes: QueueAttributes) -> None:
+    def _check_redrive(self, name: str, attributes: QueueAttributes, caller: Caller, known: str = "") -> None:
+        """Check the dead-letter queue that the attributes name. Unless it is the `known` one, the caller needs WRITE for
+        it, and ALTER_CONFIGS if it accepts no dead letters yet."""
         redrive = attributes.redrive
         if redrive is None:
             return
         try:
-            target = self.find(redrive.queue)
+            target = self.find(redrive.queue, caller=BROKER_CALLER if redrive.queue == known else caller)
         except QueueDoesNotExist as error:
             raise InvalidParameterValue(
                 f"Value {ARN_PREFIX}{redrive.queue} for parameter RedrivePolicy is invalid. Reason: Dead letter target "
                 "does not exist."
             ) from error
+        if redrive.queue != known:
+            self._check(caller, Operation.WRITE, redrive.queue)
+        if target.topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) != "true":
+            self._check(caller, Operation.ALTER_CONFIGS, redrive.queue)
         if target.attributes.is_fifo is not attributes.is_fifo:
             raise InvalidParameterValue(
                 "Value for parameter RedrivePolicy is invalid. Reason: Dead-letter queue must be same type of queue as "
@@ -290,12 +331,16 @@ class QueueService:
             )
 
     async def set_attributes(self, queue: Queue, attributes: Mapping[str, str], *, caller: Caller) -> None:
-        """Change attributes of a queue. Raises `InvalidParameterValue`, `InvalidAttributeName`,
+        """Change attributes of a queue. The caller needs ALTER_CONFIGS for its topic and its group, and the rights of
+        `_check_redrive`. Raises `AuthorizationFailed`, `InvalidParameterValue`, `InvalidAttributeName`,
         `InvalidAttributeValue`."""
+        self._check(caller, Operation.ALTER_CONFIGS, queue.name)
+        self._check_group(caller, Operation.ALTER_CONFIGS, queue.name)
         async with self._changing:
-            queue = self.find(queue.name)
+            queue = self._find(queue.name)
             changed = queue.attributes.changed(attributes)
-            self._check_redrive(queue.name, changed)
+            known = queue.attributes.redrive
+            self._check_redrive(queue.name, changed, caller, known="" if known is None else known.queue)
             if changed.redrive is not None and queue.topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) == "true":
                 raise InvalidParameterValue(
                     "Value for parameter RedrivePolicy is invalid. Reason: a dead-letter queue has no redrive policy "
@@ -311,7 +356,7 @@ class QueueService:
     ) -> None:
         """Add and remove tags of a queue. Raises `InvalidParameterValue`."""
         async with self._changing:
-            queue = self.find(queue.name)
+            queue = self._find(queue.name)
             kept = {key: value for key, value in queue.attributes.tags.items() if key not in removed}
             tags = {**kept, **added}
             _check_tags(queue.name, tags)
@@ -321,14 +366,21 @@ class QueueService:
         await self._admin(caller).alter_topic_config(queue.name, dict(_topic_config(attributes)))
 
     async def delete(self, queue: Queue, *, caller: Caller) -> None:
-        """Delete a queue with its messages."""
+        """Delete a queue with its messages. The caller needs DELETE for its topic and its group."""
+        self._check(caller, Operation.DELETE, queue.name)
+        self._check_group(caller, Operation.DELETE, queue.name)
         with contextlib.suppress(UnknownTopicOrPartition):
             await self._admin(caller).delete_topic(queue.name)
         with contextlib.suppress(GroupIdNotFound):
             await self._admin(caller).delete_group(queue.group)
 
     async def purge(self, queue: Queue, *, caller: Caller) -> None:
-        """Delete all messages of a queue: pending ones, and those in its log by moving the start of its group."""
+        """Delete all messages of a queue: pending ones, and those in its log by moving the start of its group. The
+        caller needs DELETE and READ for its topic, READ for its group, and WRITE for the topic if messages are pending.
+        """
+        self._check(caller, Operation.DELETE, queue.name)
+        self._check(caller, Operation.READ, queue.name)
+        self._check_group(caller, Operation.READ, queue.name)
         admin = self._admin(caller)
         while pending := (
             await admin.delays.list(queue.name, limit=PENDING_PAGE, with_content=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinator.group.group_actions import HeartbeatOutcome
+from mansio.broker.coordinator.group.visible_topics import VisibleTopics
 from mansio.errors import CoordinatorNotAvailable, InconsistentGroupProtocol, UnknownMember
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.state.consumer_group.types import JOIN_EPOCH
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
     from mansio.broker.coordinator.group.settings import GroupSettings
     from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+    from mansio.broker.coordinator.group.visible_topics import Viewer
     from mansio.ports import Clock, Promise
     from mansio.state.classic_group.group import ClassicGroup
     from mansio.state.classic_group.types import Join, JoinResponse, Response, Sync, SyncResponse
@@ -43,7 +45,10 @@ class ConsumerGroups:
         store: GroupStore,
         actions: GroupActions,
         topic_resolver: TopicResolver,
+        hides_topics: bool,
     ) -> None:
+        """`hides_topics`: whether members may not see all topics."""
+        self._hides_topics = hides_topics
         self._settings = settings
         self._clock = clock
         self._factory = factory
@@ -53,26 +58,35 @@ class ConsumerGroups:
 
     # ------------------------------------------------------------------ members of the consumer protocol
 
-    async def heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatResponse:
-        """Handle a heartbeat; returns once its changes are committed. Raises the errors of `ConsumerGroup.heartbeat`,
+    async def heartbeat(
+        self, group_id: str, request: Heartbeat, viewer: Viewer | None = None
+    ) -> HeartbeatResponse:
+        """Handle a heartbeat; returns once its changes are committed. `viewer`: the member, if it may not see all
+        topics. Raises the errors of `ConsumerGroup.heartbeat`,
         `InvalidRegularExpression`, `InconsistentGroupProtocol` (a classic group with another protocol type), and those
         of the coordinator."""
         if request.topic_regex:
             self._topic_resolver.check(request.topic_regex)
         return await self._actions.heartbeat(
-            group_id, lambda entry: self._heartbeat(entry, request), joins=request.member_epoch == JOIN_EPOCH
+            group_id,
+            lambda entry: self._heartbeat(entry, request, viewer),
+            joins=request.member_epoch == JOIN_EPOCH,
         )
 
-    def _heartbeat(self, entry: GroupEntry, request: Heartbeat) -> HeartbeatOutcome:
+    def _heartbeat(self, entry: GroupEntry, request: Heartbeat, viewer: Viewer | None) -> HeartbeatOutcome:
         now_ms = self._store.monotonic_ms()
         before = entry.group
         if isinstance(before, ConsumerGroup):
             group, records, responses = before, list[Any](), list[Any]()
-            topics = self._resolve_topics(entry, request.topic_regex)
+            topics = self._resolve_topics(entry, request, viewer)
         elif isinstance(before, ShareGroup):
             raise InconsistentGroupProtocol(f"group {before.group_id!r} is a share group")
         else:
             topics = self._topic_resolver.topics((request.topic_regex,) if request.topic_regex else ())
+            if self._hides_topics:
+                topics = _visible(entry, topics).update(
+                    topics, request.topic_regex or "", viewer, is_new=True
+                )
             group, records, responses = self._converted_from_classic(entry, before, request, topics, now_ms)
         response, more = self._actions.apply_change(
             entry, group, lambda: group.heartbeat(request, topics, now_ms)
@@ -162,17 +176,26 @@ class ConsumerGroups:
             entry, group, lambda: self._write_changes(entry, group, group.tick(topics, now_ms), topics)
         )
 
-    def _resolve_topics(self, entry: GroupEntry, requested_regex: str | None = None) -> Topics:
+    def _resolve_topics(
+        self, entry: GroupEntry, request: Heartbeat | None = None, viewer: Viewer | None = None
+    ) -> Topics:
         """Return the topics, with the regular expressions of all members and of a request resolved. The members'
         expressions are collected only if the topics or the group have changed."""
         group = entry.group
+        requested_regex = None if request is None else request.topic_regex
         assert isinstance(group, ConsumerGroup)
         view = self._topic_resolver.topics((requested_regex,) if requested_regex else ())
         resolved = entry.resolved_view
         if resolved is None or resolved[0] is not view or resolved[1] != group.stored.version:
             self._topic_resolver.topics(group.subscribed_regexes())
             entry.resolved_view = (view, group.stored.version)
-        return view
+        if not self._hides_topics:
+            return view
+        pattern = requested_regex
+        if pattern is None and request is not None:
+            member = group.stored.members.get(request.member_id)
+            pattern = None if member is None else member.metadata.topic_regex
+        return _visible(entry, view).update(view, pattern or "", viewer, is_new=bool(requested_regex))
 
     def _write_changes(
         self, entry: GroupEntry, group: ConsumerGroup, records: Records, topics: Topics
@@ -194,3 +217,10 @@ class ConsumerGroups:
             replacement, more = converted
             records = records + more
         return self._actions.write(entry, group, records, replacement=replacement)
+
+
+def _visible(entry: GroupEntry, base: Topics) -> VisibleTopics:
+    """Return what keeps the topics that the members of a group may see."""
+    if entry.visible_topics is None:
+        entry.visible_topics = VisibleTopics(base)
+    return entry.visible_topics

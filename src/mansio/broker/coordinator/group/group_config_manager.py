@@ -15,13 +15,14 @@ from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.config import group_config
 from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_entries import group_entries
-from mansio.errors import ConcurrentChange, PolicyViolation
+from mansio.config.share_group_config import DEAD_LETTER_OWNER, DEAD_LETTER_TOPIC
+from mansio.errors import ConcurrentChange, PolicyViolation, TopicAuthorizationFailed
 from mansio.logs import fields
 from mansio.metadata.image import write_overrides
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.config.config_def import Change
     from mansio.config.config_entries import ConfigEntry
@@ -92,12 +93,19 @@ class GroupConfigManager:
         return group_entries(self.overrides(group_id), self._config_sources)
 
     async def alter(
-        self, group_id: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
+        self,
+        group_id: str,
+        changes: Sequence[Change],
+        *,
+        replace: bool = False,
+        validate_only: bool = False,
+        owner_for: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Change some settings of a group (KIP-339). With `replace` all others are reset to the defaults; with
-        `validate_only` nothing is written.
+        `validate_only` nothing is written. `owner_for`: returns what is stored as the owner of a dead-letter topic that
+        the changes name, or raises `TopicAuthorizationFailed` if the caller may not write to it.
 
-        Raises `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too many groups),
+        Raises `TopicAuthorizationFailed`, `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too many groups),
         `ConcurrentChange`, `StorageError`.
         """
         check_group_id(group_id)
@@ -105,6 +113,7 @@ class GroupConfigManager:
             entry = self._state.group_configs.get(group_id)
             before = {} if entry is None else dict(entry.configs)
             configs = group_config.GROUP_CONFIG.apply_changes({} if replace else before, changes)
+            _set_owner(configs, before, changes, owner_for)
             group_config.check_combination(configs, self._defaults())
             if entry is None and configs and len(self._state.group_configs) >= CONFIGURED_GROUPS_MAX:
                 raise PolicyViolation(
@@ -135,3 +144,26 @@ class GroupConfigManager:
             scheduler=self._scheduler,
             random=self._random,
         )
+
+
+def _set_owner(
+    configs: dict[str, str],
+    before: Mapping[str, str],
+    changes: Sequence[Change],
+    owner_for: Callable[[str], str],
+) -> None:
+    """Set the owner of the dead-letter topic in new settings. Who sets the name that the group has already, without the
+    right to write to the topic, changes nothing."""
+    configs.pop(DEAD_LETTER_OWNER, None)
+    topic, owner = configs.get(DEAD_LETTER_TOPIC, ""), before.get(DEAD_LETTER_OWNER, "")
+    if not topic:
+        return
+    is_known = topic == before.get(DEAD_LETTER_TOPIC)
+    if not is_known or any(change.name == DEAD_LETTER_TOPIC for change in changes):
+        try:
+            owner = owner_for(topic)
+        except TopicAuthorizationFailed:
+            if not is_known:
+                raise
+    if owner:
+        configs[DEAD_LETTER_OWNER] = owner

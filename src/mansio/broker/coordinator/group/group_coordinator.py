@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
     from mansio.broker.coordinator.group.group_store import OffsetListener
+    from mansio.broker.coordinator.group.visible_topics import Viewer
     from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorReplica, TransactionalView
     from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.ports import Clock, Random, Scheduler
@@ -103,6 +104,7 @@ class GroupCoordinator:
         topic_resolver: TopicResolver | None = None,
         overrides: Callable[[str], Mapping[str, str]] = lambda _: {},
         share_state: ShareStateOperations | None = None,
+        hides_topics: bool = False,
     ) -> None:
         self.settings = settings
         self.lookup = lookup
@@ -147,6 +149,7 @@ class GroupCoordinator:
             store=self.store,
             actions=self.actions,
             topic_resolver=self.topic_resolver,
+            hides_topics=hides_topics,
         )
         self.share_groups = ShareGroups(
             scheduler=scheduler,
@@ -321,11 +324,13 @@ class GroupCoordinator:
         """Generate a member id for a client of the consumer protocol that sent none: a UUID, as newer clients do."""
         return str(UUID(bytes=self._random.bytes(16), version=4))
 
-    async def consumer_heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatResponse:
+    async def consumer_heartbeat(
+        self, group_id: str, request: Heartbeat, viewer: Viewer | None = None
+    ) -> HeartbeatResponse:
         """Handle a ConsumerGroupHeartbeat; see `ConsumerGroups.heartbeat`."""
         check_group_id(group_id)
         with coordinator_errors():
-            return await self.consumer_groups.heartbeat(group_id, request)
+            return await self.consumer_groups.heartbeat(group_id, request, viewer)
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatResponse:
         """Handle a ShareGroupHeartbeat; see `ShareGroups.heartbeat`."""

@@ -22,6 +22,7 @@ Source: KIP-1191. Copies are written exactly once by means of the sequences of a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections import deque
@@ -39,6 +40,7 @@ from mansio.errors import (
     MansioError,
     MessageTooLarge,
     OutOfOrderSequence,
+    TopicAuthorizationFailed,
     UnknownProducerId,
     UnknownTopicId,
 )
@@ -121,7 +123,7 @@ class DeadLetterTask:
     """The dead letters of one share partition, and the state of the task that writes them.
 
     `has_ended`: this broker does not lead the share partition any more. `last_error`: message of the error with which
-    the last attempt failed, "" after a successful one. `linger_until_ms`: time of the steady clock before which the
+    the last attempt failed, "" after a successful one; `is_refused`: it may not write to the topic. `linger_until_ms`: time of the steady clock before which the
     next batch begins only if it is full. `failure_count`: consecutive failures before a batch was reserved.
     """
 
@@ -130,6 +132,7 @@ class DeadLetterTask:
         "failure_count",
         "has_ended",
         "is_lingering",
+        "is_refused",
         "is_working",
         "last_error",
         "linger_until_ms",
@@ -145,6 +148,7 @@ class DeadLetterTask:
         self.queue = DeadLetterQueue(producer)
         self.has_ended = False
         self.last_error = ""
+        self.is_refused = False
         self.is_working = False
         self.is_lingering = False
         self.failure_count = 0
@@ -263,6 +267,7 @@ class DeadLetterWriter:
         queue.mark_finished()
         task.linger_until_ms = self._now_ms() + LINGER_MS
         self.counts.written_count += batch.record_count
+        task.is_refused = False
         if task.last_error:
             task.last_error = ""
             logger.info("dead_letters_written_again", extra=fields(**task.log_fields()))
@@ -276,6 +281,7 @@ class DeadLetterWriter:
         self, task: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
     ) -> None:
         target = self._targets.find_by_id(batch.topic_id, batch.partition)
+        self._targets.check_owner(task.share_partition.key.group, target.topic)
         copies = copies or self._read(task, batch.ranges)
         data, omitted = copying.encode_dead_letter_batch(
             batch, copies, task.topic, self._clock.wall_ms(), target.bytes_max
@@ -327,6 +333,7 @@ class DeadLetterWriter:
         """Count and log a failed attempt, and keep its error as `last_error` of the task."""
         self.counts.failure_count += 1
         task.last_error = error.message
+        task.is_refused = isinstance(error, TopicAuthorizationFailed)
         log = fields(**task.log_fields(), records=task.queue.waiting_record_count, reason=error)
         logger.warning("dead_letter_not_written", extra=log)
 
@@ -415,6 +422,16 @@ class DeadLetterManager:
                 continue
             name = self._targets.dead_letter_topic_name(task.share_partition.key.group, task.topic)
             if unified_name(name) in names:
+                task.retry_now()
+
+    def handle_acl_change(self) -> None:
+        """Retry failed tasks whose dead-letter topic was refused to its owner, if it may write to it now."""
+        for task in self._tasks.values():
+            if not task.is_refused:
+                continue
+            group = task.share_partition.key.group
+            with contextlib.suppress(TopicAuthorizationFailed):
+                self._targets.check_owner(group, self._targets.dead_letter_topic_name(group, task.topic))
                 task.retry_now()
 
     def handle_settings_change(self, group: str) -> None:
@@ -519,11 +536,12 @@ def create_dead_letter_manager(
     partitions: PartitionSet,
     producer_ids: ProducerIdAllocator,
     overrides: Callable[[str], Mapping[str, str]],
+    may_write: Callable[[str, str], bool],
     peers: Peers | None = None,
 ) -> DeadLetterManager:
     """Return the dead-letter manager of one broker.
 
-    `overrides`: returns the settings of a group; `peers`: connections to other brokers on which no request waits for
+    `overrides`: returns the settings of a group; `may_write`: see `Authorization.owner_may_write`; `peers`: connections to other brokers on which no request waits for
     long, None on a single node."""
     targets = DeadLetterTopics(
         node_id=settings.node_id,
@@ -532,6 +550,7 @@ def create_dead_letter_manager(
         scheduler=host_ports.scheduler,
         overrides=overrides,
         topic_name_prefix=settings.errors_deadletterqueue_topic_name_prefix,
+        may_write=may_write,
         peers=peers,
     )
     return DeadLetterManager(

@@ -5,7 +5,8 @@ dead-lettered themselves, so that a record that always fails is not copied again
 dead letter is that of its record modulo the number of partitions of the dead-letter topic.
 
 Invariants: an append succeeds only when the batch is committed, as with acks=all. A batch is appended only to the topic
-with the topic id for which it was reserved, never to a new topic of the same name.
+with the topic id for which it was reserved, never to a new topic of the same name. A topic that the settings of a group
+name gets dead letters only while who has named it may write to it.
 
 Source: KIP-1191.
 """
@@ -18,7 +19,12 @@ from uuid import UUID
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
-from mansio.config.share_group_config import DEAD_LETTER_COPY_ENABLE, DEAD_LETTER_TOPIC, effective_value
+from mansio.config.share_group_config import (
+    DEAD_LETTER_COPY_ENABLE,
+    DEAD_LETTER_OWNER,
+    DEAD_LETTER_TOPIC,
+    effective_value,
+)
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
 from mansio.config.topic_names import dead_letter_topic_of
 from mansio.errors import (
@@ -30,6 +36,7 @@ from mansio.errors import (
     PolicyViolation,
     RequestTimedOut,
     TopicAlreadyExists,
+    TopicAuthorizationFailed,
     UnknownTopicId,
 )
 from mansio.net.retry import client_error_for_code
@@ -92,10 +99,13 @@ class DeadLetterTopics:
         scheduler: Scheduler,
         overrides: Callable[[str], Mapping[str, str]],
         topic_name_prefix: str,
+        may_write: Callable[[str, str], bool],
         peers: Peers | None = None,
     ) -> None:
         """Create the service. `overrides`: returns the settings of a group; `topic_name_prefix`: prefix of the name of
-        a source topic for the default name of its dead-letter topic; `peers`: None on a single node."""
+        a source topic for the default name of its dead-letter topic; `may_write`: see `Authorization.owner_may_write`;
+        `peers`: None on a single node."""
+        self._may_write = may_write
         self._node_id = node_id
         self._topics = topics
         self._partitions = partitions
@@ -121,10 +131,21 @@ class DeadLetterTopics:
             topic, self._topic_name_prefix
         )
 
+    def check_owner(self, group: str, topic: str) -> None:
+        """Raise `TopicAuthorizationFailed` if the settings of a group name this dead-letter topic, and who has named it
+        may not write to it any more."""
+        overrides = self._overrides(group)
+        owner = overrides.get(DEAD_LETTER_OWNER, "")
+        if overrides.get(DEAD_LETTER_TOPIC) == topic and not self._may_write(owner, topic):
+            principal = owner.partition(" ")[2]
+            raise TopicAuthorizationFailed(
+                f"{principal}, who has set {DEAD_LETTER_TOPIC}, is not allowed to WRITE the topic {topic}"
+            )
+
     async def find(self, group: str, source_topic: Topic, source_partition: int) -> DeadLetterPartition:
         """Return the dead-letter partition for records of a partition; create the topic if it does not exist.
 
-        Raises `PolicyViolation` for a topic that does not accept dead letters, `InvalidTopic` for an invalid name, and
+        Raises `TopicAuthorizationFailed`, `PolicyViolation` for a topic that does not accept dead letters, `InvalidTopic` for an invalid name, and
         the errors of `TopicService.create`.
         """
         name = self.dead_letter_topic_name(group, source_topic.name)
@@ -132,6 +153,7 @@ class DeadLetterTopics:
             raise InvalidTopic(
                 f"a dead-letter topic cannot be named {name}: names that start with __ are internal"
             )
+        self.check_owner(group, name)
         while name in self._creating:
             await self._wait_until_created(name)
         topic = self._find_existing(name) or await self._create_once(name, source_topic)

@@ -46,7 +46,7 @@ class DelayFeature(PartitionFeature):
         on_due_changed = partial(self.delivery.on_due_changed, partition)
         view = DelayedRecords(partition.log, on_due_changed, stored.clear)
         replay = self._ports.replay(partition, view)
-        manager = DelayManager(partition, replay, stored, on_due_changed)
+        manager = DelayManager(partition, replay, stored, on_due_changed, self._ports.may_write)
         self.delivery.attach(manager)
         return Attached(manager, replay, appends=manager, releases=manager)
 

@@ -135,13 +135,14 @@ class DelayManager(AppendFeature):
         replay: ViewReplay[DelayedRecords],
         stored: StoredRecordsCache,
         on_due_changed: Callable[[], None],
+        may_write: Callable[[str, str], bool],
     ) -> None:
         """Create the manager of a view. `stored`: empty, and cleared when the log is truncated. `on_due_changed` is
-        called when the earliest due time may be earlier than before."""
+        called when the earliest due time may be earlier than before. `may_write`: see `FeaturePorts`."""
         self.partition = partition
         self.replay = replay
         self.view = replay.view
-        self.schedules = ScheduleManager(partition, replay, on_due_changed)
+        self.schedules = ScheduleManager(partition, replay, on_due_changed, may_write)
         self._stored_records = stored
         self._on_due_changed = on_due_changed
         self.has_fired = False

@@ -18,6 +18,7 @@ from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import result_within, yield_to_loop
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from mansio.broker.features.delays.pending_records import PendingRecord
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.record_batch import NewRecord
 
@@ -122,14 +125,25 @@ class PartitionPending:
 
 
 class DelayService:
-    """Lists and changes pending records. All methods run on the broker's event loop."""
+    """Lists and changes pending records. All methods run on the broker's event loop.
 
-    __slots__ = ("_clock", "_partitions", "_scheduler", "_wait_ms_max")
+    To list them, a caller needs READ for the topic, for the counts only DESCRIBE, and to change what was published
+    WRITE. A record that is delivered
+    was authorized when it was accepted."""
+
+    __slots__ = ("_authorization", "_clock", "_partitions", "_scheduler", "_wait_ms_max")
 
     def __init__(
-        self, partitions: PartitionSet, *, clock: Clock, scheduler: Scheduler, wait_ms_max: int
+        self,
+        partitions: PartitionSet,
+        *,
+        clock: Clock,
+        scheduler: Scheduler,
+        wait_ms_max: int,
+        authorization: Authorization,
     ) -> None:
         """`wait_ms_max`: upper bound of the timeout of a change."""
+        self._authorization = authorization
         self._partitions = partitions
         self._clock = clock
         self._scheduler = scheduler
@@ -137,11 +151,13 @@ class DelayService:
 
     # Queries
 
-    async def list_pending(self, queries: Sequence[DelayQuery]) -> list[PendingPage | MansioError]:
+    async def list_pending(
+        self, queries: Sequence[DelayQuery], *, caller: Caller
+    ) -> list[PendingPage | MansioError]:
         """Return the result or the error of each query.
 
-        Errors: `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, `UnknownTopicId`, `UnknownTopicOrPartition`. Raises
-        `InvalidRequest`."""
+        Errors: `TopicAuthorizationFailed`, `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, `UnknownTopicId`,
+        `UnknownTopicOrPartition`. Raises `InvalidRequest`."""
         if len(queries) > QUERIES_MAX:
             raise InvalidRequest(f"{len(queries)} queries; at most {QUERIES_MAX} per request")
         results: list[PendingPage | MansioError] = []
@@ -150,6 +166,8 @@ class DelayService:
         for query in queries:
             await turns.next()
             try:
+                operation = Operation.READ if query.records_max > 0 else Operation.DESCRIBE
+                self._check(caller, operation, query.topic_id)
                 page, size = await self._list_one(query, bytes_left)
             except MansioError as error:
                 results.append(without_traceback(error))
@@ -157,6 +175,13 @@ class DelayService:
                 results.append(page)
                 bytes_left = max(0, bytes_left - size)
         return results
+
+    def _check(self, caller: Caller, operation: Operation, topic_id: bytes) -> None:
+        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic with this id, if there is
+        one."""
+        name = self._partitions.name_of(topic_id)
+        if name is not None:
+            self._authorization.check(caller, operation, ResourceType.TOPIC, name)
 
     async def _list_one(self, query: DelayQuery, bytes_max: int) -> tuple[PendingPage, int]:
         """Return a result, and the size of its keys, values and headers."""
@@ -205,13 +230,14 @@ class DelayService:
     # Changes
 
     async def cancel(
-        self, topic_id: bytes, partition: int, ids: Sequence[int], *, timeout_ms: int
+        self, topic_id: bytes, partition: int, ids: Sequence[int], *, timeout_ms: int, caller: Caller
     ) -> list[int]:
         """Cancel pending records. Return the ids that were pending, once the change is committed.
 
-        Raises `InvalidRequest`, `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, the errors of
+        Raises `TopicAuthorizationFailed`, `InvalidRequest`, `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, the errors of
         `Partition.append_unchanged`, and `RequestTimedOut` if the change was appended, but is not committed after
         `timeout_ms` or this broker ceased to be the leader: it is not known then whether it will be."""
+        self._check(caller, Operation.WRITE, topic_id)
         found, manager = self._check_change(topic_id, partition, ids)
         if manager is None:
             return []
@@ -226,9 +252,11 @@ class DelayService:
         due_ms: int | None = None,
         delay_ms: int = 0,
         timeout_ms: int,
+        caller: Caller,
     ) -> list[int]:
         """Change when pending records are due: at `due_ms` since the Unix epoch, or `delay_ms` from now. Results and
         errors as in `cancel`."""
+        self._check(caller, Operation.WRITE, topic_id)
         found, manager = self._check_change(topic_id, partition, ids)
         now_ms = self._clock.wall_ms()
         if due_ms is None:

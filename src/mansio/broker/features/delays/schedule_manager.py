@@ -32,6 +32,7 @@ from mansio.errors import (
     PolicyViolation,
     ScheduleAlreadyExists,
     ScheduleNotFound,
+    TopicAuthorizationFailed,
 )
 from mansio.logs import fields
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
@@ -94,12 +95,18 @@ SLICE_STEPS_MAX: Final = 128
 class ScheduleManager:
     """Schedules of a partition on its leader. All methods run on the broker's event loop."""
 
-    __slots__ = ("_errors", "_on_due_changed", "_partition", "_replay", "_view")
+    __slots__ = ("_errors", "_may_write", "_on_due_changed", "_partition", "_replay", "_view")
 
     def __init__(
-        self, partition: Partition, replay: ViewReplay[DelayedRecords], on_due_changed: Callable[[], object]
+        self,
+        partition: Partition,
+        replay: ViewReplay[DelayedRecords],
+        on_due_changed: Callable[[], object],
+        may_write: Callable[[str, str], bool],
     ) -> None:
-        """`on_due_changed` is called when the earliest due time may be earlier than before."""
+        """`on_due_changed` is called when the earliest due time may be earlier than before. `may_write`: see
+        `FeaturePorts`."""
+        self._may_write = may_write
         self._on_due_changed = on_due_changed
         self._partition = partition
         self._replay = replay
@@ -255,9 +262,10 @@ class ScheduleManager:
                 break
             due_ms, name, schedule = heapq.heappop(queue)  # a sorted list is a heap
             try:
+                self._check_owner(schedule)
                 self._check_key(schedule)
                 fired_ms, next_ms = next_step(_recurrence(schedule), due_ms, now_ms, schedule.catch_up)
-            except InvalidSchedule as error:
+            except (InvalidSchedule, TopicAuthorizationFailed) as error:
                 self._postpone(schedule, now_ms, error)
                 continue
             self._errors.pop(schedule.id, None)
@@ -277,6 +285,16 @@ class ScheduleManager:
         if skipped:  # of these, none has fired in this slice
             self._append_states(skipped)
         return len(records)
+
+    def _check_owner(self, schedule: Schedule) -> None:
+        """Raise `TopicAuthorizationFailed` if who has created a schedule may not write to the topic any more. The
+        schedule is tried again, and goes on when the right is back."""
+        topic = self._partition.topic
+        if not self._may_write(schedule.owner, topic):
+            principal = schedule.owner.partition(" ")[2]
+            raise TopicAuthorizationFailed(
+                f"{principal}, who has created the schedule, is not allowed to WRITE the topic {topic}"
+            )
 
     def _check_key(self, schedule: Schedule) -> None:
         """Raise `InvalidSchedule` if the record of a schedule has no key, and the topic has been compacted since the

@@ -26,6 +26,7 @@ from mansio.errors import (
 )
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import result_within, yield_to_loop
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from mansio.broker.features.delays.schedule_manager import ScheduleManager
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.schedule_control_records import Schedule
 
@@ -75,14 +78,24 @@ class PartitionSchedules:
 
 
 class ScheduleService:
-    """Lists and changes schedules. All methods run on the broker's event loop."""
+    """Lists and changes schedules. All methods run on the broker's event loop.
 
-    __slots__ = ("_clock", "_partitions", "_scheduler", "_wait_ms_max")
+    To list schedules, with the records that they publish, a caller needs READ for the topic, to change them WRITE. The
+    caller that creates one is its owner: when it has lost WRITE, the schedule does not fire."""
+
+    __slots__ = ("_authorization", "_clock", "_partitions", "_scheduler", "_wait_ms_max")
 
     def __init__(
-        self, partitions: PartitionSet, *, clock: Clock, scheduler: Scheduler, wait_ms_max: int
+        self,
+        partitions: PartitionSet,
+        *,
+        clock: Clock,
+        scheduler: Scheduler,
+        wait_ms_max: int,
+        authorization: Authorization,
     ) -> None:
         """`wait_ms_max`: upper bound of the timeout of a change."""
+        self._authorization = authorization
         self._partitions = partitions
         self._clock = clock
         self._scheduler = scheduler
@@ -100,12 +113,12 @@ class ScheduleService:
         return PartitionSchedules(len(schedules), failing, schedules.next_wake_ms, self._clock.wall_ms())
 
     async def list_schedules(
-        self, queries: Sequence[ScheduleQuery], *, times_max: int
+        self, queries: Sequence[ScheduleQuery], *, times_max: int, caller: Caller
     ) -> list[list[ListedSchedule] | MansioError]:
         """Return the result or the error of each query, with at most `times_max` due times per schedule.
 
-        Errors: `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, `UnknownTopicId`, `UnknownTopicOrPartition`. Raises
-        `InvalidRequest`."""
+        Errors: `TopicAuthorizationFailed`, `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, `UnknownTopicId`,
+        `UnknownTopicOrPartition`. Raises `InvalidRequest`."""
         if len(queries) > QUERIES_MAX:
             raise InvalidRequest(f"{len(queries)} queries; at most {QUERIES_MAX} per request")
         results: list[list[ListedSchedule] | MansioError] = []
@@ -113,10 +126,18 @@ class ScheduleService:
         for query in queries:
             await turns.next()
             try:
+                self._check(caller, Operation.READ, query.topic_id)
                 results.append(await self._list_one(query, min(max(0, times_max), TIMES_MAX)))
             except MansioError as error:
                 results.append(without_traceback(error))
         return results
+
+    def _check(self, caller: Caller, operation: Operation, topic_id: bytes) -> None:
+        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic with this id, if there is
+        one."""
+        name = self._partitions.name_of(topic_id)
+        if name is not None:
+            self._authorization.check(caller, operation, ResourceType.TOPIC, name)
 
     async def _list_one(self, query: ScheduleQuery, times_max: int) -> list[ListedSchedule]:
         partition = self._partitions.find(None, query.topic_id, query.partition)
@@ -144,29 +165,40 @@ class ScheduleService:
 
     # Changes
 
-    async def create(self, topic_id: bytes, index: int, schedule: Schedule, *, timeout_ms: int) -> None:
+    async def create(
+        self, topic_id: bytes, index: int, schedule: Schedule, *, timeout_ms: int, caller: Caller
+    ) -> None:
         """Create a schedule in a partition, unless it exists with the same definition.
 
-        Raises the errors of `ScheduleManager.create`, and `RequestTimedOut` if the change was appended, but is not
+        Raises `TopicAuthorizationFailed`, the errors of `ScheduleManager.create`, and `RequestTimedOut` if the change was appended, but is not
         committed after `timeout_ms` or this broker ceased to be the leader: it is not known then whether it will be."""
+        self._check(caller, Operation.WRITE, topic_id)
         partition = self._leader(topic_id, index)
         manager = self._find_manager(partition)
         if manager is None:
             raise not_enabled_error(partition.topic)
-        await self._change(partition, partial(manager.create, schedule), timeout_ms)
+        owned = schedule._replace(owner=self._authorization.owner_of(caller))
+        await self._change(partition, partial(manager.create, owned), timeout_ms)
 
-    async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
+    async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller) -> None:
         """Stop the firings of a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
+        self._check(caller, Operation.WRITE, topic_id)
         partition, manager = self._existing(topic_id, index, name)
         await self._change(partition, partial(manager.pause, name), timeout_ms)
 
-    async def resume(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
+    async def resume(
+        self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller
+    ) -> None:
         """Let a paused schedule fire again. Raises `ScheduleNotFound`, and the errors of `create`."""
+        self._check(caller, Operation.WRITE, topic_id)
         partition, manager = self._existing(topic_id, index, name)
         await self._change(partition, partial(manager.resume, name), timeout_ms)
 
-    async def delete(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
+    async def delete(
+        self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller
+    ) -> None:
         """Delete a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
+        self._check(caller, Operation.WRITE, topic_id)
         partition, manager = self._existing(topic_id, index, name)
         await self._change(partition, partial(manager.delete, name), timeout_ms)
 

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.share.lease_forwarder import FORWARDING_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
-from mansio.errors import BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
+from mansio.errors import (
+    AuthorizationFailed,
+    BrokerUnreachable,
+    ConnectionLost,
+    LeaderNotAvailable,
+    MansioError,
+)
 from mansio.ports import Backoff, complete
 from mansio.tracebacks import without_traceback
 
@@ -95,7 +101,8 @@ class ClusterReceive:
 
     async def run(self, max_wait_ms: int) -> ReceiveResult:
         """Return records, or none after `max_wait_ms` or at the deadline of the caller. Errors are in the result.
-        Raises `LeaderNotAvailable` if no partition has a leader."""
+        Raises `LeaderNotAvailable` if no partition has a leader, and the `AuthorizationFailed` of the broker that
+        refuses the caller."""
         now = self._clock.monotonic()
         deadline = now + self._request.caller.timeout_ms(max_wait_ms, now) / 1000
         is_returned = is_promised = False
@@ -143,6 +150,8 @@ class ClusterReceive:
                 break
             try:
                 self._add(await self._ask(node_id, self._timeout_ms(deadline)))
+            except AuthorizationFailed:
+                raise
             except MansioError as error:
                 self._errors.update(dict.fromkeys(leaders[node_id], without_traceback(error)))
 

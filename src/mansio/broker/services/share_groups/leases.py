@@ -25,6 +25,7 @@ from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, 
 from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECEIVED_RECORDS_MAX
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.errors import (
+    AuthorizationFailed,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -38,6 +39,7 @@ from mansio.errors import (
 )
 from mansio.host.gather_results import gather_results
 from mansio.ports import complete, complete_with_error
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.share_partition.types import (
     ACCEPT,
     LEASE_MS_MAX,
@@ -50,12 +52,13 @@ from mansio.state.share_partition.types import (
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Sequence
+    from collections.abc import Collection, Coroutine, Iterable, Sequence
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
@@ -133,6 +136,7 @@ class LeaseService:
     """Receives records of share groups and acknowledges them by receipt. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_authorization",
         "_clock",
         "_forwarder",
         "_group_coordinator",
@@ -158,8 +162,10 @@ class LeaseService:
         scheduler: Scheduler,
         random: Random,
         forwarder: LeaseForwarder | None,
+        authorization: Authorization,
     ) -> None:
         """Create the service. `forwarder`: None on a single node."""
+        self._authorization = authorization
         self._receive = receive
         self._share_service = share_service
         self._group_coordinator = group_coordinator
@@ -186,9 +192,11 @@ class LeaseService:
         lease_ms: int = -1,
         caller: Caller,
     ) -> ReceiveResult:
-        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's.
+        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's. The caller
+        needs READ for the group and the topics.
 
         Raises `GroupIdNotFound` also if the id is that of a group of another type."""
+        self._check_rights(group_id, topics, caller)
         self.check(group_id, lease_ms)
         await self.register(group_id, topics, caller=caller)
         if self._forwarder is None:
@@ -220,6 +228,11 @@ class LeaseService:
         )
         return await one.run(max_wait_ms)
 
+    def _check_rights(self, group_id: str, topics: Iterable[str], caller: Caller) -> None:
+        """Raise `GroupAuthorizationFailed` or `TopicAuthorizationFailed` unless the caller may receive records."""
+        self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id)
+        self._authorization.check_all(caller, Operation.READ, ResourceType.TOPIC, topics)
+
     @staticmethod
     def check(group_id: str, lease_ms: int) -> None:
         """Raise `InvalidGroupId` or `InvalidRequest` if `receive` would refuse one of these."""
@@ -230,8 +243,12 @@ class LeaseService:
     async def register(self, group_id: str, topics: Collection[str], *, caller: Caller) -> None:
         """Create a share group that does not exist, and record that it has state of these topics, so that it can be
         listed and reset, and its state is deleted with it. Does nothing while the coordinator of the group is not
-        available, or does not know a new topic yet: a later call repeats it. Raises `UnknownTopicOrPartition`, and
-        `GroupIdNotFound` if the id is that of a group of another type."""
+        available, or does not know a new topic yet: a later call repeats it. The caller needs READ for the group and
+        the topics.
+
+        Raises `GroupAuthorizationFailed`, `TopicAuthorizationFailed`, `UnknownTopicOrPartition`, and `GroupIdNotFound`
+        if the id is that of a group of another type."""
+        self._check_rights(group_id, topics, caller)
         found = [self._topics.find(name) for name in topics]
         if self._forwarder is not None:
             now = self._clock.monotonic()
@@ -249,12 +266,16 @@ class LeaseService:
             except (Unavailable, UnknownTopicOrPartition):
                 return
         try:
-            await self._run_to_end(self.register_here(group_id, topics), name="register share group")
+            await self._run_to_end(
+                self.register_here(group_id, topics, caller=caller), name="register share group"
+            )
         except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
             return
 
-    async def register_here(self, group_id: str, topics: Collection[str]) -> None:
-        """Register a share group that this broker coordinates; see `register`. Raises the errors of the coordinator."""
+    async def register_here(self, group_id: str, topics: Collection[str], *, caller: Caller) -> None:
+        """Register a share group that this broker coordinates; see `register`. Raises its errors, and those of the
+        coordinator."""
+        self._check_rights(group_id, topics, caller)
         groups = self._group_coordinator.share_groups
         found = [self._topics.find(name) for name in topics]
         try:
@@ -304,7 +325,8 @@ class LeaseService:
 
     async def release(self, group_id: str, member_id: str, *, caller: Caller) -> None:
         """Release the leases of a result whose records did not reach the client; the deliveries are not counted. Those
-        of a broker that cannot be reached expire."""
+        of a broker that cannot be reached expire. This needs no right: the broker gives back what it has taken for the
+        caller, also if the caller has lost its right meanwhile."""
         works = [self._receive.release(group_id, member_id)]
         if self._forwarder is not None:
             works += [
@@ -316,12 +338,15 @@ class LeaseService:
     async def acknowledge(
         self, group_id: str, acknowledgements: Sequence[Acknowledgement], *, caller: Caller
     ) -> list[MansioError | None]:
-        """Acknowledge leased records; return an error or None for each, in the order of `acknowledgements`.
+        """Acknowledge leased records; return an error or None for each, in the order of `acknowledgements`. The caller
+        needs READ for the group and the topics: a receipt gives no right.
 
         The errors of single records are `InvalidReceipt`, `InvalidRequest` for a kind or delay out of range,
-        `InvalidRecordState` if the lease is lost, and those of the partition. Raises `InvalidGroupId`, and
-        `InvalidRequest` for more than `ACKNOWLEDGEMENTS_MAX` acknowledgements.
+        `InvalidRecordState` if the lease is lost, `TopicAuthorizationFailed`, and those of the partition. Raises
+        `GroupAuthorizationFailed`, `InvalidGroupId`, and `InvalidRequest` for more than `ACKNOWLEDGEMENTS_MAX`
+        acknowledgements.
         """
+        self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id)
         if len(acknowledgements) > ACKNOWLEDGEMENTS_MAX:
             raise InvalidRequest(f"{len(acknowledgements)} records; at most {ACKNOWLEDGEMENTS_MAX} per call")
         results: list[MansioError | None] = [None] * len(acknowledgements)
@@ -431,7 +456,12 @@ class LeaseService:
             except Unavailable as error:
                 return without_traceback(error)
         part = PartitionAcknowledgements(receipt.topic_id, receipt.partition, _merge(group))
-        (result,) = await self._share_service.acknowledge(group_id, receipt.member_id, [part])
+        try:
+            (result,) = await self._share_service.acknowledge(
+                group_id, receipt.member_id, [part], caller=caller
+            )
+        except AuthorizationFailed as error:  # the right was removed meanwhile
+            return without_traceback(error)
         return result.error
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.dead_letter_copies import REASON_UNREADABLE
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS, BROKER_CALLER
 from mansio.broker.services.share_groups.share import (
     PARTITIONS_MAX,
     PartitionAcknowledgements,
@@ -41,6 +41,7 @@ from mansio.errors import (
 )
 from mansio.host.run_in_thread import run_in_thread
 from mansio.ports import complete_with_error
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.share_partition.types import GAP, REJECT, RELEASE, AcknowledgementBatch
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.compression import (
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.fetch import FetchCounters
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.share_groups.share import ReceivedPartition, ShareService
@@ -91,6 +93,7 @@ class ReceiveService:
     """Leases decoded records of share groups. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_authorization",
         "_clock",
         "_counters",
         "_partitions",
@@ -115,7 +118,9 @@ class ReceiveService:
         clock: Clock,
         scheduler: Scheduler,
         random: Random,
+        authorization: Authorization,
     ) -> None:
+        self._authorization = authorization
         self._share_service = share_service
         self._share_partition_manager = share_partition_manager
         self._topics = topics
@@ -144,13 +149,17 @@ class ReceiveService:
         member_id: str = "",
         caller: Caller = ANONYMOUS,
     ) -> ReceiveResult:
-        """Lease at most `max_records` records of the partitions of `topics` that this broker leads. While no records
+        """Lease at most `max_records` records of the partitions of `topics` that this broker leads, for a caller that
+        needs READ for the group and the topics. While no records
         are available, wait for at most `max_wait_ms`, or until the deadline of `caller`. `lease_ms`: duration of the
         leases, -1 for the group's. `member_id`: a result of `new_member_id`, "" for a new one.
 
-        Raises `InvalidGroupId`, `InvalidRequest`, `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if this broker
-        leads no partition of the topics. Errors of single partitions are in the result.
+        Raises `GroupAuthorizationFailed`, `TopicAuthorizationFailed`, `InvalidGroupId`, `InvalidRequest`,
+        `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if this broker leads no partition of the topics. Errors of
+        single partitions are in the result, also that of a topic for which the caller has lost its right meanwhile.
         """
+        self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id)
+        self._authorization.check_all(caller, Operation.READ, ResourceType.TOPIC, topics)
         check_group_id(group_id)
         if max_records < 1 or max_bytes < 1:
             raise InvalidRequest("max_records and max_bytes must be at least 1")
@@ -168,6 +177,7 @@ class ReceiveService:
             member_id,
             user=caller.session.user,
             client_id=caller.client_id,
+            grants=self._authorization.grants(caller),
             partitions=lambda: led,
             is_connected=lambda: not promise.done(),
             is_active=lambda: not promise.done(),
@@ -227,7 +237,8 @@ class ReceiveService:
 
     async def wait_for_records(self, group_id: str, topics: Collection[str], *, max_wait_ms: int) -> bool:
         """Wait until records of the partitions that this broker leads may be available, for at most `max_wait_ms`;
-        return whether they may. Leases none. Raises the errors of `receive_records`."""
+        return whether they may. Leases none. Raises the errors of `receive_records`. One wait is for several callers,
+        whose rights are asked for when they receive."""
         check_group_id(group_id)
         led = self._find_led(topics)
         is_over = False
@@ -237,6 +248,7 @@ class ReceiveService:
             self.new_member_id(),
             user=ANONYMOUS.session.user,
             client_id=None,
+            grants=None,
             partitions=lambda: led,
             is_connected=lambda: not is_over,
             is_active=lambda: not is_over,
@@ -316,7 +328,7 @@ class ReceiveService:
             if error is not None:
                 errors[topic, index] = error
         if unused:
-            await self._share_service.acknowledge(group_id, member_id, unused)
+            await self._share_service.acknowledge(group_id, member_id, unused, caller=BROKER_CALLER)
         self._counters.count_fetch(size_bytes)
         quotas = self._quotas.active
         throttle_ms = 0

@@ -11,6 +11,8 @@ Invariants:
   acknowledgements of all partitions in one iteration of the event loop; the caller starts to store them in the same
   iteration.
 * An offset is leased only if the result also contains the bytes of its record.
+* Records are leased and acknowledged only for a caller that may read in the group and read the topic at that moment. A
+  receipt, or the id of a member, gives no right.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
 from mansio.broker.coordinator.share.share_partitions import merge_slices
+from mansio.broker.services.authorization import refusal_of
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    GroupAuthorizationFailed,
     GroupIdNotFound,
     InvalidRecordState,
     InvalidRequest,
@@ -33,6 +37,7 @@ from mansio.errors import (
     OffsetNotAvailable,
 )
 from mansio.host.gather_results import gather_results
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.share_partition.types import LEASE_MS_MAX, RENEW, merge_counts
 from mansio.tracebacks import copied, without_traceback
 
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.coordinator.share.share_partitions import LeaseRange, SharePartitions
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization, Grants
     from mansio.broker.services.quotas import QuotaService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Promise, Scheduler
@@ -145,16 +152,39 @@ class ShareService:
         share_partition_manager: SharePartitionManager,
         dead_letters: DeadLetterManager,
         quotas: QuotaService,
+        authorization: Authorization,
+        topic_name: Callable[[bytes], str | None],
         settings: Settings,
         clock: Clock,
         scheduler: Scheduler,
     ) -> None:
+        """`topic_name`: returns the name of the topic with an id, None if there is none."""
+        self._authorization = authorization
+        self._topic_name = topic_name
         self.share_partition_manager = share_partition_manager
         self.quotas = quotas
         self.settings = settings
         self.clock = clock
         self.scheduler = scheduler
         self._dead_letters = dead_letters
+
+    # ------------------------------------------------------------------ authorization
+
+    def _topic_error(self, caller: Caller, operation: Operation, topic_id: bytes) -> MansioError | None:
+        """Return the error of a partition of a topic on which the caller may not do an operation; None if it may, or if
+        no topic has the id, which another error tells it."""
+        name = self._topic_name(topic_id)
+        kind = ResourceType.TOPIC
+        if name is None or self._authorization.allows(caller, operation, kind, name):
+            return None
+        return refusal_of(caller, operation, kind, name)
+
+    def read_error(self, grants: Grants, topic_id: bytes) -> MansioError | None:
+        """As `_topic_error`, for READ, and remembers in `grants.readable` that the caller may."""
+        name = self._topic_name(topic_id)
+        if name is None or grants.may_read(name, topic_id):
+            return None
+        return refusal_of(grants.caller, Operation.READ, ResourceType.TOPIC, name)
 
     # ------------------------------------------------------------------ acknowledging
 
@@ -163,23 +193,31 @@ class ShareService:
         group_id: str | None,
         member_id: str | None,
         acknowledgements: Sequence[PartitionAcknowledgements],
+        *,
+        caller: Caller,
     ) -> list[AcknowledgeResult]:
         """Accept, release, reject or renew leased records without a share session; return when all changes are stored.
+        The caller needs READ for the group and the topics.
 
-        Raises `InvalidGroupId`, and `InvalidRequest` if the member id is invalid, a partition occurs twice or there are
+        Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and `InvalidRequest` if the member id is invalid, a partition occurs twice or there are
         more than `PARTITIONS_MAX` partitions. Other errors are in the results.
         """
+        is_checked = self._authorization.is_enabled
+        if is_checked:
+            self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id or "")
         group_id, member_id = validate_ids(group_id, member_id)
         check_partitions_unique(acknowledgements)
         if len(acknowledgements) > PARTITIONS_MAX:
             raise InvalidRequest(f"{len(acknowledgements)} partitions; at most {PARTITIONS_MAX} per request")
         results = [AcknowledgeResult(part.topic_id, part.partition) for part in acknowledgements]
-        works = [
-            self._acknowledge(group_id, member_id, part, result)
-            for part, result in zip(acknowledgements, results, strict=True)
-        ]
+        allowed = list(zip(acknowledgements, results, strict=True))
+        if is_checked:
+            for part, result in allowed:
+                result.error = self._topic_error(caller, Operation.READ, part.topic_id)
+            allowed = [each for each in allowed if each[1].error is None]
+        works = [self._acknowledge(group_id, member_id, part, result) for part, result in allowed]
         errors = await gather_results(self.scheduler, works, name="acknowledge records", has_turns=True)
-        for result, error in zip(results, errors, strict=True):
+        for (_, result), error in zip(allowed, errors, strict=True):
             result.error = result.error or error
         return results
 
@@ -208,8 +246,10 @@ class ShareService:
         acknowledgements: Sequence[PartitionAcknowledgements],
         *,
         allows_renewal: bool,
+        grants: Grants | None,
     ) -> list[AcknowledgeResult]:
-        """Apply acknowledgements to the share partitions in memory; errors are in the results.
+        """Apply acknowledgements to the share partitions in memory; errors are in the results. `grants`: of the member,
+        which needs READ for the topics; None if it may read all of them. READ for the group was asked before.
 
         The caller must then pass the results to `store_acknowledgements` or to `ReceiveOperation.run`, which store
         them. If `allows_renewal` is false, a renewal fails with `InvalidRequest`.
@@ -219,6 +259,13 @@ class ShareService:
         for part in acknowledgements:
             result = AcknowledgeResult(part.topic_id, part.partition)
             results.append(result)
+            if (
+                grants is not None
+                and (grants.revision != grants.rules.revision or part.topic_id not in grants.readable)
+                and (refused := self.read_error(grants, part.topic_id)) is not None
+            ):
+                result.error = refused
+                continue
             try:
                 if not allows_renewal and any(RENEW in batch.types for batch in part.batches):
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
@@ -249,25 +296,39 @@ class ShareService:
     # ------------------------------------------------------------------ inspecting leases
 
     async def describe_leases(
-        self, group_id: str, partitions: Sequence[TopicIdPartition] | None, *, ranges_max: int
+        self,
+        group_id: str,
+        partitions: Sequence[TopicIdPartition] | None,
+        *,
+        ranges_max: int,
+        caller: Caller,
     ) -> list[SharePartitionDescription]:
-        """Return record counts and leases of share partitions whose partitions this broker leads.
+        """Return record counts and leases of share partitions whose partitions this broker leads. The caller needs
+        DESCRIBE for the group and the topics.
 
         `partitions` None: all share partitions of the group whose state this broker holds in memory. For a partition in
         `partitions`, the state is loaded if necessary; it is never created. `ranges_max`: maximum number of leased
-        ranges per share partition, at most `LEASE_RANGES_MAX`. Raises `InvalidGroupId`, and `InvalidRequest` for more
-        than `PARTITIONS_MAX` partitions; other errors are in the results.
+        ranges per share partition, at most `LEASE_RANGES_MAX`. Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and
+        `InvalidRequest` for more than `PARTITIONS_MAX` partitions; other errors are in the results.
         """
+        self._authorization.check(caller, Operation.DESCRIBE, ResourceType.GROUP, group_id)
         check_group_id(group_id)
         ranges_max = min(max(ranges_max, 0), LEASE_RANGES_MAX)
         if partitions is None:
             loaded = self.share_partition_manager.loaded_of(group_id)
-            return [self._describe(shares, ranges_max) for shares in loaded[:PARTITIONS_MAX]]
+            return [
+                self._describe(shares, ranges_max)
+                for shares in loaded[:PARTITIONS_MAX]
+                if self._topic_error(caller, Operation.DESCRIBE, shares.leaders[0].key.topic_id) is None
+            ]
         if len(partitions) > PARTITIONS_MAX:
             raise InvalidRequest(f"{len(partitions)} partitions; at most {PARTITIONS_MAX} per request")
         found = [SharePartitionDescription(topic_id, index) for topic_id, index in partitions]
 
         async def describe(position: int, topic_id: bytes, index: int) -> None:
+            if (refused := self._topic_error(caller, Operation.DESCRIBE, topic_id)) is not None:
+                found[position] = SharePartitionDescription(topic_id, index, refused)
+                return
             try:
                 shares = await self.share_partition_manager.load_existing(group_id, (topic_id, index))
             except MansioError as error:
@@ -305,16 +366,21 @@ class ShareService:
         redrive_id: str,
         offsets: Sequence[tuple[int, int]] | None,
         records_max: int,
+        caller: Caller,
     ) -> tuple[RedriveResult, int]:
-        """Offer at most `records_max` dead-lettered records to the share group again.
+        """Offer at most `records_max` dead-lettered records to the share group again. The caller needs READ for the
+        group and the topic.
 
         `offsets`: (first, last) offsets of the records to choose from, None for all. `redrive_id`: chosen by the
         client; a repeated request with the same id does not offer a record twice, and counts such records in
         `RedriveResult.repeated`.
 
-        Returns the result and the number of dead-lettered records that remain. Raises `InvalidGroupId`,
-        `InvalidRequest`, `GroupIdNotFound`.
+        Returns the result and the number of dead-lettered records that remain. Raises `GroupAuthorizationFailed`,
+        `TopicAuthorizationFailed`, `InvalidGroupId`, `InvalidRequest`, `GroupIdNotFound`.
         """
+        self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id)
+        if (refused := self._topic_error(caller, Operation.READ, topic_id)) is not None:
+            raise copied(refused)
         check_group_id(group_id)
         if not 0 < len(redrive_id) <= REDRIVE_ID_CHARACTERS_MAX:
             raise InvalidRequest(f"a redrive id has 1 to {REDRIVE_ID_CHARACTERS_MAX} characters")
@@ -335,6 +401,7 @@ class ReceiveOperation:
         "_candidates",
         "_client_id",
         "_deadline_ms",
+        "_grants",
         "_group_id",
         "_is_active",
         "_is_connected",
@@ -359,6 +426,7 @@ class ReceiveOperation:
         *,
         user: str,
         client_id: str | None,
+        grants: Grants | None,
         partitions: Callable[[], list[TopicIdPartition]],
         is_connected: Callable[[], bool],
         is_active: Callable[[], bool],
@@ -370,7 +438,8 @@ class ReceiveOperation:
     ) -> None:
         """`strict`: lease at most `max_records` records. If false, all records of the batch that contains the last
         leased record are leased as well, even above `max_records` (KIP-1206). `lease_ms`: duration of the leases, -1
-        for the group's. Raises `InvalidRequest`."""
+        for the group's. `grants`: of the member, which needs READ for the group and the topics; None if it may read
+        everything. Raises `InvalidRequest`."""
         if not -1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"a lease of {lease_ms} ms; 0 to {LEASE_MS_MAX}")
         self._service = service
@@ -378,6 +447,7 @@ class ReceiveOperation:
         self._member_id = member_id
         self._user = user
         self._client_id = client_id
+        self._grants = grants
         self._partitions = partitions
         self._is_connected = is_connected
         self._is_active = is_active
@@ -401,14 +471,26 @@ class ReceiveOperation:
         """Lease records; store the leases together with `acknowledged`, results of `apply_acknowledgements`.
 
         Waits until records are available if there are none, but not if the request has acknowledgements, so that the
-        client learns at once that they are stored. Errors are in the results.
+        client learns at once that they are stored. Errors are in the results. Raises `GroupAuthorizationFailed` if the
+        member may not read in the group any more, and leases nothing then.
         """
         received: dict[TopicIdPartition, ReceivedPartition] = {}
         to_store = acknowledged
+        grants = self._grants
         while True:
+            may_receive = self._is_connected()
+            if grants is not None and (
+                grants.revision != grants.rules.revision or self._group_id not in grants.groups
+            ):
+                try:
+                    grants.check_group(self._group_id)
+                except GroupAuthorizationFailed:
+                    if not to_store:
+                        raise
+                    may_receive = False  # the acknowledgements are applied, so they have to be stored
             # Do not lease to a closed connection: the member may have a new session on another connection, which would
             # not know of these leases.
-            found, is_unavailable = self._acquire(received) if self._is_connected() else ([], False)
+            found, is_unavailable = self._acquire(received) if may_receive else ([], False)
             await self._store_changes(to_store, found, received)
             to_store = ()
             if self._is_over or acknowledged or received or not self._is_connected():
@@ -438,9 +520,22 @@ class ReceiveOperation:
         left, is_unavailable = self._max_records, False
         found: list[AcquiredRecords] = []
         self._candidates = self._partitions()
+        grants, readable = self._grants, None
+        if grants is not None:
+            if grants.revision != grants.rules.revision:
+                grants.renew()
+            readable = grants.readable
         for place in self._candidates:
             if left <= 0 or space <= 0:
                 break
+            if (
+                readable is not None
+                and grants is not None
+                and place[0] not in readable
+                and (refused := self._service.read_error(grants, place[0])) is not None
+            ):
+                received[place] = ReceivedPartition(refused)
+                continue
             try:
                 parts = self._service.share_partition_manager.find(self._group_id, place).acquire(
                     self._member_id,

@@ -12,6 +12,8 @@ from mansio.broker.features.delays.delay_service import DelayService
 from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.log_view.snapshots import snapshot_names
 from mansio.broker.maintenance.retention import RetentionManager
+from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.services.authorization import Authorization
 from mansio.errors import CorruptMessage, RequestTimedOut
 from mansio.storage.settings import LogSettings
 from mansio.wire.batch.record_batch import build_batch
@@ -32,10 +34,16 @@ class _Leader:
         self.manager = self.cluster.managers[1]
         self.partition = self.manager.partition
         self.partition.rules = self.partition.rules._replace(inspects_records=True, readers=(DELAY_READER,))
-        partitions = SimpleNamespace(find=lambda *_: self.partition, delay_manager=lambda _: self.manager)
+        partitions = SimpleNamespace(
+            find=lambda *_: self.partition, name_of=lambda _: "t", delay_manager=lambda _: self.manager
+        )
         node = self.cluster[1]
         self.service = DelayService(
-            cast("Any", partitions), clock=node.clock, scheduler=node.scheduler, wait_ms_max=MINUTE_MS
+            cast("Any", partitions),
+            clock=node.clock,
+            scheduler=node.scheduler,
+            wait_ms_max=MINUTE_MS,
+            authorization=Authorization(None),
         )
 
     def publish(self, count: int) -> None:
@@ -72,11 +80,11 @@ def test_that_a_record_is_not_pending_is_answered_when_that_is_committed(change:
     leader = _Leader()
     leader.publish(2)
     method = getattr(leader.service, change)
-    assert leader.run(method(b"", 0, [0, 7], timeout_ms=1_000)) == [0]
+    assert leader.run(method(b"", 0, [0, 7], timeout_ms=1_000, caller=ANONYMOUS)) == [0]
     leader.cluster.network.isolate(1)
     for _ in range(2):  # the second one finds nothing to cancel, but the first is not committed
         with pytest.raises(RequestTimedOut, match="may not be committed"):
-            leader.run(leader.service.cancel(b"", 0, [1], timeout_ms=1_000))
+            leader.run(leader.service.cancel(b"", 0, [1], timeout_ms=1_000, caller=ANONYMOUS))
 
 
 def test_a_damaged_record_keeps_no_other_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.features.delays.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.broker.features.delays.schedule_service import ScheduleQuery, ScheduleService
 from mansio.broker.features.feature_ports import FeaturePorts
+from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.services.authorization import Authorization
 from mansio.errors import InvalidSchedule, MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S
 from mansio.ports import complete
@@ -254,10 +256,16 @@ def test_a_schedule_that_fired_by_a_wrong_clock_fires_again_after_it_is_paused_a
 def service(cluster: ScheduledCluster, node_id: int) -> ScheduleService:
     """The schedule service of one broker."""
     manager = cluster.managers[node_id]
-    partitions = SimpleNamespace(find=lambda *_: manager.partition, delay_manager=lambda _: manager)
+    partitions = SimpleNamespace(
+        find=lambda *_: manager.partition, name_of=lambda _: "t", delay_manager=lambda _: manager
+    )
     node = cluster[node_id]
     return ScheduleService(
-        cast("Any", partitions), clock=node.clock, scheduler=node.scheduler, wait_ms_max=500
+        cast("Any", partitions),
+        clock=node.clock,
+        scheduler=node.scheduler,
+        wait_ms_max=500,
+        authorization=Authorization(None),
     )
 
 
@@ -271,18 +279,18 @@ def test_a_missing_schedule_is_answered_only_after_its_deletion_is_committed() -
     schedules, run = service(cluster, 1), cluster.simulation.run
     for _ in range(2):
         with pytest.raises(RequestTimedOut):
-            run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
+            run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500, caller=ANONYMOUS))
     with pytest.raises(RequestTimedOut):
-        run(schedules.pause(TOPIC.bytes, 0, "s1", timeout_ms=500))
+        run(schedules.pause(TOPIC.bytes, 0, "s1", timeout_ms=500, caller=ANONYMOUS))
     cluster.managers[1].schedules.create(schedule(1))  # never committed, either
     other = schedule(1)._replace(value=b"w")
     with pytest.raises(RequestTimedOut):
-        run(schedules.create(TOPIC.bytes, 0, other, timeout_ms=500))
+        run(schedules.create(TOPIC.bytes, 0, other, timeout_ms=500, caller=ANONYMOUS))
     schedules = service(cluster, 2)
     cluster.run_for(1_000)
-    run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
+    run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500, caller=ANONYMOUS))
     with pytest.raises(ScheduleNotFound):
-        run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
+        run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500, caller=ANONYMOUS))
 
 
 def test_a_list_of_many_due_times_yields_to_the_event_loop_between_them(
@@ -296,7 +304,7 @@ def test_a_list_of_many_due_times_yields_to_the_event_loop_between_them(
     turns = Mock(side_effect=cluster[1].scheduler.call_soon)
     monkeypatch.setattr(cluster[1].scheduler, "call_soon", turns)
     query = ScheduleQuery(TOPIC.bytes, 0)
-    answer: Any = cluster.simulation.run(schedules.list_schedules([query], times_max=100))
+    answer: Any = cluster.simulation.run(schedules.list_schedules([query], times_max=100, caller=ANONYMOUS))
     ((listed,),) = answer
     assert len(listed.next_times_ms) == 100
     assert listed.next_times_ms[99] - listed.next_times_ms[0] == 99 * EVERY_MS

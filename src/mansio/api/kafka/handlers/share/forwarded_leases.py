@@ -1,7 +1,8 @@
 """ReceiveRecords (20109), ReleaseLeases (20110) and RegisterShareGroup (20111), which brokers send for clients that may
 ask any broker. Their fields are defined in `mansio.wire.apis.mansio_apis`.
 
-Behavior: only an authenticated broker of the cluster may send them, in a ForwardRequest with the address of the client.
+Behavior: only an authenticated broker of the cluster may send them, in a ForwardRequest with the identity of the client,
+whose rights this broker asks for again. The release of leases needs no right.
 ReceiveRecords leases the available records of the partitions that this broker leads, or, for 0 records, waits until one
 may be available: many clients share such a wait, so it comes without a ForwardRequest.
 Not obvious: the member id of a receive is chosen by the sender, so that its client gets records of several brokers as
@@ -11,8 +12,6 @@ those of one member, and so that a receive without an answer can be released.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-from mansio.broker.routing.caller import Caller
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -39,7 +38,7 @@ async def receive_records(
         max_bytes=request.bytes_max,
         lease_ms=request.lease_ms,
         member_id=request.member_id,
-        caller=Caller(context.session, context.client_id or "", context.client_host),
+        caller=context.forwarding_caller,
     )
     partitions: dict[tuple[str, int], dict[str, Any]] = {}
     for record in result.records:
@@ -93,7 +92,7 @@ async def register_share_group(
 ) -> dict[str, Any]:
     """Create a share group that this broker coordinates."""
     _require_sender(service, request, context)
-    await service.leases.register_here(request.group_id, request.topics)
+    await service.leases.register_here(request.group_id, request.topics, caller=context.forwarding_caller)
     return {}
 
 

@@ -39,7 +39,7 @@ async def acknowledge_records(service: BrokerServices, request: bytes, context: 
             await turns.next(1 + len(batches))
     topics: dict[bytes, list[AcknowledgedPartition]] = {}
     lock_ms = 0
-    for result in await service.share_service.acknowledge(group, member, parts):
+    for result in await service.share_service.acknowledge(group, member, parts, caller=context.caller):
         code, message = error_for_client(result.error)
         if code:
             service.statistics.count_error(context.api_key, code)
@@ -55,12 +55,11 @@ async def describe_leases(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return leases and record counts of share partitions of a group."""
-    del context
     wanted = None
     if request.topics is not None:
         wanted = [(topic.topic_id or b"", index) for topic in request.topics for index in topic.partitions]
     found = await service.share_service.describe_leases(
-        request.group_id, wanted, ranges_max=request.ranges_max
+        request.group_id, wanted, ranges_max=request.ranges_max, caller=context.caller
     )
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for each in found:
@@ -124,7 +123,6 @@ async def redrive_records(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Offer dead-lettered records of one partition to their share group again."""
-    del context
     offsets = None
     if request.offsets is not None:
         offsets = [(one.first_offset, one.last_offset) for one in request.offsets]
@@ -135,6 +133,7 @@ async def redrive_records(
         redrive_id=request.redrive_id,
         offsets=offsets,
         records_max=request.most,
+        caller=context.caller,
     )
     return {
         "redriven": result.redriven,

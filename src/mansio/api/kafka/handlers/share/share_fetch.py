@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from mansio.api.kafka.connections.connection_grants import new_grants
 from mansio.broker.routing.routes import available_leader
 from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.connection import Connection
     from mansio.api.kafka.connections.pending_response import PendingResponse
     from mansio.api.kafka.connections.socket_writer import ResponsePart
+    from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import ServedListener
     from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
@@ -111,6 +113,13 @@ class _ShareFetch:
     async def _process(self) -> Sequence[ResponsePart]:
         request, service = self._request, self._service
         share, shares = service.share_service, service.share_partition_manager
+        grants = self._connection.grants
+        if grants is None and service.authorization.is_enabled:
+            grants = new_grants(service, self._connection, self._header.client_id)
+        if grants is not None and (
+            grants.revision != grants.rules.revision or request.group_id not in grants.groups
+        ):
+            grants.check_group(request.group_id or "")
         group, member = validate_ids(request.group_id, request.member_id)
         parts = acknowledgements_by_partition(request.topics)
         wants_records = self._check(parts)
@@ -135,6 +144,7 @@ class _ShareFetch:
                 member,
                 user=self._connection.session.user,
                 client_id=self._header.client_id,
+                grants=grants,
                 partitions=session.partitions,
                 is_connected=lambda: not self._pending_response.is_abandoned,
                 is_active=lambda: shares.sessions.has_session(group, member),
@@ -147,7 +157,7 @@ class _ShareFetch:
         if session.replaces_older and not session.keeps_leases:
             await shares.release_leases(group, member)
         results = await share.apply_acknowledgements(
-            group, member, parts, allows_renewal=request.is_renew_ack
+            group, member, parts, allows_renewal=request.is_renew_ack, grants=grants
         )
         received: Mapping[TopicIdPartition, ReceivedPartition] = {}
         if receive is not None:
@@ -314,7 +324,10 @@ def share_acknowledge(
 ) -> None:
     """Decode a ShareAcknowledge request and start a task that answers it. Raises `WireError`."""
     request = acknowledge_wire.decode_request(header.api_version, frame, header.body_position)
-    work = _answer(service, connection, header, request, connection.defer_response())
+    grants = connection.grants
+    if grants is None and service.authorization.is_enabled:
+        grants = new_grants(service, connection, header.client_id)
+    work = _answer(service, connection, header, request, grants, connection.defer_response())
     service.scheduler.spawn(work, name="share acknowledge")
 
 
@@ -323,10 +336,11 @@ async def _answer(
     connection: Connection,
     header: RequestHeader,
     request: acknowledge_wire.ShareAcknowledgeRequest,
+    grants: Grants | None,
     pending_response: PendingResponse,
 ) -> None:
     try:
-        response = await _acknowledge(service, connection, request)
+        response = await _acknowledge(service, connection, request, grants)
         if response.error_code:
             service.statistics.count_error(int(ApiKey.SHARE_ACKNOWLEDGE), response.error_code)
         pending_response.answer(
@@ -337,17 +351,26 @@ async def _answer(
 
 
 async def _acknowledge(
-    service: BrokerServices, connection: Connection, request: acknowledge_wire.ShareAcknowledgeRequest
+    service: BrokerServices,
+    connection: Connection,
+    request: acknowledge_wire.ShareAcknowledgeRequest,
+    grants: Grants | None,
 ) -> ShareAcknowledgeResponse:
     share, sessions = service.share_service, service.share_partition_manager.sessions
     parts = acknowledgements_by_partition(request.topics)
     try:
+        if grants is not None and (
+            grants.revision != grants.rules.revision or request.group_id not in grants.groups
+        ):
+            grants.check_group(request.group_id or "")
         group, member = validate_ids(request.group_id, request.member_id)
         check_partitions_unique(parts)
         session = sessions.acknowledge(group, member, request.session_epoch, connection=connection)
     except MansioError as error:
         return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
-    results = await share.apply_acknowledgements(group, member, parts, allows_renewal=request.is_renew_ack)
+    results = await share.apply_acknowledgements(
+        group, member, parts, allows_renewal=request.is_renew_ack, grants=grants
+    )
     await share.store_acknowledgements(results)
     if session.releases_leases and not sessions.has_session(group, member):
         await service.share_partition_manager.release_leases(group, member)
