@@ -69,13 +69,19 @@ NEEDS: Final[dict[ApiKey, Sequence[int]]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0,),
     ApiKey.SHARE_GROUP_HEARTBEAT: (0, 1),
     ApiKey.SHARE_GROUP_DESCRIBE: (0,),
+    ApiKey.SHARE_ACKNOWLEDGE: (0,),
     ApiKey.REDRIVE_RECORDS: (0, 1),
     ApiKey.SET_PASSWORD: (0,),
 }
 """Those needs of an API that its request in this matrix has; all for others."""
 
-GRANTED: Final = {ApiKey.CONSUMER_GROUP_DESCRIBE: (1,), ApiKey.SHARE_GROUP_DESCRIBE: (1,)}
-"""Needs that all credentials have, because they depend on what other requests have done to the group."""
+GRANTED: Final = {
+    ApiKey.CONSUMER_GROUP_DESCRIBE: (1,),
+    ApiKey.SHARE_GROUP_DESCRIBE: (1,),
+    ApiKey.SHARE_ACKNOWLEDGE: (1,),
+}
+"""Needs that all credentials have, because they depend on what other requests have done to the group or
+its share session."""
 
 EXISTING, ABSENT = "exists", "absent"
 """Parts of the names, of one length, so that answers can be compared."""

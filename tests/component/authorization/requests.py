@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 TOPIC_ID_VERSION_MIN: Final = 13
 """First version of Produce and Fetch that names topics by id."""
 
+MANSIO_APIS_FROM: Final = 20_000
+"""First key of the APIs that Kafka does not have."""
+
 _TOPIC_FIELDS: Final = frozenset({"topic", "topic_name", "topics", "topic_names", "subscribed_topic_names"})
 _GROUP_FIELDS: Final = frozenset(
     {"group_id", "groups", "groups_names", "group_ids", "coordinator_keys", "key"}
@@ -93,7 +96,8 @@ def names_topics_by_id(api: ApiKey, version: int) -> bool:
                 yield from names(field.entity)
 
     found = set(names(messages._schema(api, version, messages.REQUEST)))
-    return "topic_id" in found and not found & {"name", "topic", "topic_name", "subscribed_topic_names"}
+    own = {"name"} if api < MANSIO_APIS_FROM else set()  # there it is the name of a schedule
+    return "topic_id" in found and not found & {"topic", "topic_name", "subscribed_topic_names", *own}
 
 
 def error_codes(answer: Any) -> set[int]:
@@ -323,7 +327,13 @@ def _markers(fields: dict[str, Any], _: int, __: Named) -> None:
 
 
 def _redrive(fields: dict[str, Any], _: int, __: Named) -> None:
-    fields["offsets"], fields["most"] = [], 1
+    fields |= {"redrive_id": "r", "offsets": [], "most": 1}
+
+
+def _acknowledge_records(fields: dict[str, Any], _: int, __: Named) -> None:
+    fields["member_id"] = "ab" * 16
+    batch = {"first_offset": 0, "last_offset": 0, "types": b"\1", "delay_ms": -1, "reason": ""}
+    fields["topics"][0]["partitions"][0]["batches"] = [{**batch, "delivery_count": 1}]
 
 
 def _delayed(fields: dict[str, Any], _: int, __: Named) -> None:
@@ -378,6 +388,7 @@ _CHANGES: Final[Mapping[ApiKey, Callable[[dict[str, Any], int, Named], None]]] =
     ApiKey.SHARE_GROUP_HEARTBEAT: _share_heartbeat,
     ApiKey.SHARE_FETCH: _share_session,
     ApiKey.SHARE_ACKNOWLEDGE: _acknowledge,
+    ApiKey.ACKNOWLEDGE_RECORDS: _acknowledge_records,
     ApiKey.REDRIVE_RECORDS: _redrive,
     ApiKey.LIST_DELAYED_RECORDS: _delayed,
     ApiKey.ALTER_SCHEDULES: _schedule,

@@ -6,6 +6,7 @@ The APIs and what they need come from the table `mansio.api.required_rights`, so
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,10 +27,12 @@ from component.authorization.matrix import (
     needs_of,
     versions_of,
 )
-from component.authorization.requests import error_codes, names_topics_by_id
+from component.authorization.requests import encode, error_codes, names_topics_by_id
+from component.authorization.visible_state import visible_state
 from mansio.api.required_rights import KAFKA, Place
-from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound
+from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
+from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class MansioRoom(Room):
         for name in ("alice", "admin", "carol"):
             broker.set_user(name, PASSWORD)
         super().__init__(broker.port, SCRAM)
+        if "PLAINTEXT" in broker.broker.listener_addresses:
+            self.peers["ANONYMOUS"] = RawPeer(broker.broker.listener_addresses["PLAINTEXT"].port)
 
     def set_acls(self, acls: Iterable[Acl]) -> None:
         wanted = list(acls)
@@ -64,22 +69,19 @@ class MansioRoom(Room):
     def fingerprint(self) -> Any:
         """Return what a refused request must not change."""
 
-        def read() -> Any:
-            service = self.broker.broker.service
-            ends = {
-                (topic.name, index): partition.log.end_offset
-                for topic in service.topics.state.topics.values()
-                for index in range(len(topic.partitions))
-                if (partition := service.partitions.get(topic.name, index)) is not None
-            }
-            return service.topics.state.revision, ends
-
-        return self.broker.call(read)
+        return self.broker.call(visible_state, self.broker.broker.service)
 
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MansioRoom]:
-    settings = {"authorizer": "acl", "super_users": "User:admin", "transaction_state_log_num_partitions": 1}
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+        "open_listeners": "PLAINTEXT",
+        "authorizer": "acl",
+        "super_users": "User:admin",
+        "transaction_state_log_num_partitions": 1,
+        "auto_create_topics_enable": False,
+    }
     with sasl_broker(tmp_path_factory.mktemp("matrix") / "data", **settings) as broker:
         made = MansioRoom(broker)
         yield made
@@ -95,12 +97,14 @@ def check_refused(
     raw, answer = room.ask("alice", key, version, named)
     assert room.fingerprint() == before, "a refused request changed something"
     codes = error_codes(answer)
-    if credential.omits and not codes:
+    if not codes and (credential.omits or (key, version < 3) == (ApiKey.DESCRIBE_LOG_DIRS, True)):
         assert named.topic.encode() not in raw
         assert named.group.encode() not in raw
         assert named.transactional_id.encode() not in raw
     elif codes == {GroupIdNotFound.kafka_code} and credential.refused == NO_TOPIC:
         pass  # the group, for which the caller has the right, is of another type
+    elif codes == {UnknownTopicOrPartition.kafka_code} and (key, resource) == (ApiKey.DELETE_TOPICS, ABSENT):
+        assert credential.acls, "who may describe a topic may know that it does not exist, as in Kafka"
     elif names_topics_by_id(key, version) and resource == ABSENT and UNKNOWN_TOPIC_ID in codes:
         pass  # a topic id that does not exist is no secret, as in Kafka
     else:
@@ -181,4 +185,35 @@ def check_for_brokers_only(room: MansioRoom, key: ApiKey, version: int) -> None:
     for user in room.peers:
         _, answer = room.ask(user, key, version, room.named[EXISTING])
         assert error_codes(answer) & {ClusterAuthorizationFailed.kafka_code}, answer
+    assert room.fingerprint() == before
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", ASKED, ids=lambda key: key.name.lower())
+def test_who_has_not_logged_in_on_an_open_listener_has_no_rights_of_others(
+    room: MansioRoom, key: ApiKey
+) -> None:
+    room.create()
+    exact = next(each for each in credentials(key, room.named[EXISTING]) if each.refused is None)
+    for version in versions_of(key):
+        if is_for_brokers(key, version):
+            continue
+        room.set_acls(exact.acls)
+        before = room.fingerprint()
+        raw, answer = room.ask("ANONYMOUS", key, version, room.named[EXISTING])
+        assert room.fingerprint() == before
+        assert error_codes(answer) & REFUSALS or b"exists" not in raw, answer
+
+
+@pytest.mark.full
+def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
+    room.broker.set_user("mallory", PASSWORD)
+    peers = {key: room.connect("mallory") for key in ASKED}
+    room.broker.delete_user("mallory")
+    before = room.fingerprint()
+    for key, peer in peers.items():
+        with contextlib.suppress(OSError):  # it is closed already
+            peer.send(encode(key, SUPPORTED_APIS[key].max_version, 1, room.named[EXISTING]))
+        assert peer.closed(), key.name
+        peer.socket.close()
     assert room.fingerprint() == before

@@ -121,7 +121,7 @@ class KafkaRoom(Room):
             "resource_type_filter": 1,
             "resource_name_filter": None,
             "pattern_type_filter": 1,
-            "principal_filter": None,
+            "principal_filter": "User:alice",
             "host_filter": None,
             "operation": 1,
             "permission_type": 1,
