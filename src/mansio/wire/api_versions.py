@@ -151,7 +151,10 @@ _REPLICAS: Final = (
     "A `replica_id` of 0 or more is accepted from that broker only (CLUSTER_AUTHORIZATION_FAILED)."
 )
 _BOUNDED: Final = "At most 1,000 items in a request; more get POLICY_VIOLATION, and nothing is changed."
-_NO_AUTHORIZER: Final = "SECURITY_DISABLED, as in Kafka without an authorizer: every operation is allowed."
+_NO_AUTHORIZER: Final = (
+    "Without an authorizer (`authorizer=none`) SECURITY_DISABLED, as in Kafka: every operation is allowed."
+)
+_GROUP_FIRST: Final = "A group that does not exist, or is no share group, is reported before the rights for its topics are asked for."
 
 _ROWS: Final = (
     Api(
@@ -332,7 +335,13 @@ _ROWS: Final = (
         "replicas.list_partition_reassignments",
         note="Always empty.",
     ),
-    Api(ApiKey.OFFSET_DELETE, 0, 0, "offsets.offset_delete"),
+    Api(
+        ApiKey.OFFSET_DELETE,
+        0,
+        0,
+        "offsets.offset_delete",
+        note="A missing right for a topic is reported also for a group that does not exist.",
+    ),
     Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, "quotas.describe_client_quotas"),
     Api(
         ApiKey.ALTER_CLIENT_QUOTAS,
@@ -460,7 +469,13 @@ _ROWS: Final = (
         is_decoded_by_handler=True,
         brokers_only=True,
     ),
-    Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, "share.share_offsets.describe_share_group_offsets"),
+    Api(
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+        0,
+        1,
+        "share.share_offsets.describe_share_group_offsets",
+        note=_GROUP_FIRST,
+    ),
     Api(
         ApiKey.ALTER_SHARE_GROUP_OFFSETS,
         0,
@@ -468,7 +483,13 @@ _ROWS: Final = (
         "share.share_offsets.alter_share_group_offsets",
         note="A group that does not exist is created (KAFKA-19662).",
     ),
-    Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, 0, 0, "share.share_offsets.delete_share_group_offsets"),
+    Api(
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+        0,
+        0,
+        "share.share_offsets.delete_share_group_offsets",
+        note=_GROUP_FIRST,
+    ),
     Api(
         ApiKey.ACKNOWLEDGE_RECORDS,
         0,

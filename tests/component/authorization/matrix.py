@@ -121,7 +121,10 @@ def allow(
         ResourceType.USER: "alice",
         ResourceType.DELEGATION_TOKEN: "token",
     }[right.resource_type]
-    name = name[: len(name) - 2] if pattern is PatternType.PREFIXED else name + suffix
+    if right.resource_type is ResourceType.CLUSTER:  # it has one name
+        pattern = PatternType.LITERAL
+    else:
+        name = name[: len(name) - 2] if pattern is PatternType.PREFIXED else name + suffix
     return Acl(right.resource_type, pattern, name, "User:alice", host, right.operation, permission)
 
 
@@ -144,7 +147,10 @@ def _credentials(needs: Sequence[Need], named: Named) -> Iterator[Credential]:
     for left_out, need in enumerate(needs) if len(needs) > 1 else ():
         acls = exact[:left_out] + exact[left_out + 1 :]
         yield Credential(f"all but {need.rights[-1]}", acls, frozenset({need.error_code}), omits)
-    yield Credential("sibling", [allow(right, named, suffix="x") for right in wanted], codes, omits)
+    named_codes = codes - {ERROR_CODES[ResourceType.CLUSTER]}
+    if named_codes:
+        siblings = [allow(right, named, suffix="x") for right in wanted]
+        yield Credential("sibling", siblings, named_codes, omits)
     yield Credential("prefix", [allow(right, named, pattern=PatternType.PREFIXED) for right in wanted], None)
     yield Credential("wrong host", [allow(right, named, host=OTHER_HOST) for right in wanted], codes, omits)
     yield Credential("host", [allow(right, named, host=HOST) for right in wanted], None)
