@@ -21,6 +21,10 @@ ITERATIONS: Final = 4_096
 USERS_DEADLINE_S: Final = 30
 
 
+AUTHORIZER: Final = {"authorizer": "acl", "allow_everyone_if_no_acl_found": "true"}
+"""As the test brokers of the suites' authors: what no ACL names is allowed."""
+
+
 def sasl_settings(kafka_port: int, sasl_port: int, host: str = "127.0.0.1") -> dict[str, str]:
     """Settings of a broker that has, beside its open listener, one without TLS on which clients log in."""
     listeners = f"PLAINTEXT://{host}:{kafka_port},SASL_PLAINTEXT://{host}:{sasl_port}"
@@ -45,7 +49,7 @@ def one_broker(
     `sasl_port`: of a listener without TLS on which clients log in, beside the open one; 0: there is none.
     """
     broker = ServedBroker(directory / FOLDER / data, http=False)
-    config = {"advertised_listeners": f"{host}:{broker.kafka_port}", **settings}
+    config = {"advertised_listeners": f"{host}:{broker.kafka_port}", **AUTHORIZER, **settings}
     if sasl_port:
         config |= sasl_settings(broker.kafka_port, sasl_port, host)
     listeners = config.pop("listeners", broker.bootstrap_servers)

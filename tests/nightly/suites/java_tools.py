@@ -205,7 +205,30 @@ STEPS: Final[dict[str, Step]] = {
     "kafka-transactions describe-producers": Step(f"{B} describe-producers {T} --partition 0", "ProducerId"),
     "kafka-transactions find-hanging": Step(f"{B} find-hanging --broker-id 1", "Topic"),
     "kafka-client-metrics --list": Step(f"{B} --list", ""),
-    "kafka-acls --list": Step(f"{B} --list", "(?i)no authorizer|current acls", code=None),
+    "kafka-acls --add": Step(
+        f"{B} --add --allow-principal User:ann --operation Read --operation Write --topic guarded --group guards",
+        "Adding ACLs for resource",
+    ),
+    "kafka-acls --add with a prefix": Step(
+        f"{B} --add --deny-principal User:bob --deny-host 10.0.0.1 --operation All --topic guarded- "
+        "--resource-pattern-type prefixed",
+        "Adding ACLs for resource",
+    ),
+    "kafka-acls --add --producer": Step(
+        f"{B} --add --allow-principal User:ann --producer --topic guarded --transactional-id guarded",
+        "Adding ACLs for resource",
+    ),
+    "kafka-acls --list": Step(
+        f"{B} --list --topic guarded-x --resource-pattern-type match",
+        r"principal=User:bob, host=10.0.0.1, operation=ALL, permissionType=DENY",
+    ),
+    "kafka-acls --list of a principal": Step(
+        f"{B} --list --principal User:ann", "operation=WRITE, permissionType=ALLOW"
+    ),
+    "kafka-acls --remove": Step(
+        f"{B} --remove --force --topic guarded --group guards --transactional-id guarded",
+        "Current ACLs for resource|^$",
+    ),
     "kafka-producer-perf-test": Step(
         f"{T} --num-records 20000 --record-size 100 --throughput -1 "
         "--producer-props bootstrap.servers={server} acks=all compression.type=lz4",

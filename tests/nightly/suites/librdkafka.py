@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka.admin import ScramMechanism
 
-from nightly.suites.brokers import FOLDER, create_users, one_broker, sasl_settings
+from nightly.suites.brokers import AUTHORIZER, FOLDER, create_users, one_broker, sasl_settings
 from nightly.suites.commands import TimeLimitExceeded, checked
 from nightly.suites.commands import run as run_command
 from nightly.suites.java_tools import FETCH_JARS, PROGRAMS, java
@@ -131,7 +131,9 @@ def _brokers(directory: Path, scenario: str, count: int, *, has_user: bool) -> I
         with one_broker(directory, data=scenario, **SETTINGS[scenario]) as broker:
             yield broker.bootstrap_servers
     elif not has_user:
-        with cluster(directory / FOLDER / scenario, brokers=count, **SETTINGS[scenario]) as several:
+        with cluster(
+            directory / FOLDER / scenario, brokers=count, **AUTHORIZER, **SETTINGS[scenario]
+        ) as several:
             yield several.bootstrap_servers
     else:
         ports = {node_id: free_port() for node_id in range(1, count + 1)}
@@ -140,6 +142,7 @@ def _brokers(directory: Path, scenario: str, count: int, *, has_user: bool) -> I
             brokers=count,
             broker_settings=lambda node_id, broker: sasl_settings(broker.kafka_port, ports[node_id]),
             connections_max_reauth_ms=SESSION_MS,
+            **AUTHORIZER,
             **SETTINGS[scenario],
         ) as several:
             create_users(several.bootstrap_servers, [(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD.encode())])
