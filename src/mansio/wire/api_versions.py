@@ -101,6 +101,7 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
     FORWARD_REQUEST = 20115
     SET_PASSWORD = 20116
+    CHECK_AUTHORIZATION = 20120
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -601,6 +602,14 @@ _ROWS: Final = (
         note="Mansio's own. Changes the password of a user; the previous one stays valid for a given time. Refused "
         "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine.",
     ),
+    Api(
+        ApiKey.CHECK_AUTHORIZATION,
+        0,
+        0,
+        "acls.check_authorization",
+        note="Mansio's own. Whether a user may do operations on resources, and which ACL decides it. About itself each "
+        f"client may ask, about others with DESCRIBE on the cluster. {_BOUNDED}",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -700,6 +709,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_HEALTH: 0,
     ApiKey.FORWARD_REQUEST: 0,
     ApiKey.SET_PASSWORD: 0,
+    ApiKey.CHECK_AUTHORIZATION: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

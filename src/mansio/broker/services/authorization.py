@@ -19,7 +19,7 @@ from mansio.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType
-from mansio.state.authorization.authorizer import new_requester
+from mansio.state.authorization.authorizer import Decision, new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.routing.caller import Caller
     from mansio.state.authorization.acls import Operation
-    from mansio.state.authorization.authorizer import Authorizer, Decision, Requester
+    from mansio.state.authorization.authorizer import Authorizer, Requester
 
 REQUESTERS_KEPT_MAX: Final = 4_096
 
@@ -37,6 +37,9 @@ _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.CLUSTER: ClusterAuthorizationFailed,
     ResourceType.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
 }
+
+EVERYTHING_IS_ALLOWED: Final = Decision(is_allowed=True, acl=None)
+"""The decision without an authorizer."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,7 +74,7 @@ class Authorization:
         return (
             authorizer is None
             or caller.session.is_broker
-            or authorizer.allows(_requester_of(caller), operation, resource_type, name)
+            or authorizer.allows(requester_of(caller), operation, resource_type, name)
         )
 
     def check(self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> None:
@@ -132,7 +135,7 @@ class Authorization:
         """Return those resources on which a caller may do an operation, in their order."""
         if self._authorizer is None or caller.session.is_broker:
             return list(names)
-        return self._authorizer.allowed_names(_requester_of(caller), operation, resource_type, names)
+        return self._authorizer.allowed_names(requester_of(caller), operation, resource_type, names)
 
     def allows_any(self, caller: Caller, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether a caller may do an operation on any resource of a type (KIP-679)."""
@@ -140,16 +143,19 @@ class Authorization:
         return (
             authorizer is None
             or caller.session.is_broker
-            or authorizer.allows_any(_requester_of(caller), operation, resource_type)
+            or authorizer.allows_any(requester_of(caller), operation, resource_type)
         )
 
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:
-        """Return what a requester may do and which ACL decides it, for people. Raises `SecurityDisabled`."""
-        return self.authorizer.decide(requester, operation, resource_type, name)
+        """Return what a requester may do and which ACL decides it, for people."""
+        if self._authorizer is None:
+            return EVERYTHING_IS_ALLOWED
+        return self._authorizer.decide(requester, operation, resource_type, name)
 
 
-def _requester_of(caller: Caller) -> Requester:
+def requester_of(caller: Caller) -> Requester:
+    """Return a caller as the authorizer knows it."""
     session = caller.session
     return _requester(session.user, caller.address, session.groups)
