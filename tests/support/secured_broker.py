@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.state.authentication.credentials import ITERATIONS_MIN, ScramMechanism, salt_password
 from mansio.testing.broker import TestBroker
+from support.authorization import PEER
 from support.machine import scaled
 from support.present import present
 from support.waiting import wait_until
@@ -36,7 +36,7 @@ def set_password(broker: TestBroker, user: str, password: str) -> None:
     upsertion = CredentialUpsertion(user, MECHANISM.kafka_type, ITERATIONS_MIN, SALT, salted)
     users = broker._running().service.users
     changed = broker._call(
-        users.alter_each([upsertion], [], is_confidential=True, caller=ANONYMOUS), scaled(DEADLINE_S)
+        users.alter_each([upsertion], [], is_confidential=True, caller=PEER), scaled(DEADLINE_S)
     )
     assert changed == {user: None}
 
@@ -45,7 +45,7 @@ def delete_user(broker: TestBroker, user: str) -> None:
     deletion = CredentialDeletion(user, MECHANISM.kafka_type)
     users = broker._running().service.users
     changed = broker._call(
-        users.alter_each([], [deletion], is_confidential=True, caller=ANONYMOUS), scaled(DEADLINE_S)
+        users.alter_each([], [deletion], is_confidential=True, caller=PEER), scaled(DEADLINE_S)
     )
     assert changed == {user: None}
 
