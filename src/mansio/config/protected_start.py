@@ -1,5 +1,6 @@
-"""Settings of a protected start: TLS, log-ins and access control lists, with certificates that Mansio makes itself. Of a
-broker alone (`mansio serve --secure`), and of the brokers of a cluster (`mansio dev-cluster --secure`). Pure.
+"""Settings of a protected start: TLS, log-ins and access control lists, with certificates that Mansio makes itself.
+
+Of a broker alone (`mansio serve --secure`), and of the brokers of a cluster (`mansio dev-cluster --secure`). Pure.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a protected start changes, by name; `given` are those that have a value.
 
     Listeners without a security protocol get SASL_SSL. HTTP stays open on loopback, unless `open_listeners` is given.
-    Users need access control lists, apart from the first one, unless `authorizer` or `super_users` is given. Raises `ConfigError` for settings that contradict it: of a cluster, other certificates, and a listener on all
+    Access control lists decide, and the first user may do everything, unless `authorizer` or `super_users` is given.
+
+    Raises `ConfigError` for settings that contradict it: of a cluster, other certificates, and a listener on all
     interfaces without an advertised address, which the certificate has to contain.
     """
     for name in ("etcd_endpoints", "etcd_join"):

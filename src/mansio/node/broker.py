@@ -282,7 +282,7 @@ class Broker:
     ) -> None:
         service, listeners = runtime.service, self.settings.kafka_listeners
         assert self._security is not None
-        if self._security.has_log_ins:
+        if self._security.has_log_ins or self.settings.authorizer != "none":  # on an open HTTP listener
             await service.users.open_directory()
         if self._protected_start is not None:
             await self._protected_start.create_first_user(service.users)
