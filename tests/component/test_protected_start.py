@@ -19,6 +19,7 @@ import mansio
 from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.kafka.server.listener import KafkaServer
+from mansio.config.protected_start import FIRST_USER
 from mansio.config.sources import load_settings
 from mansio.errors import (
     AuthenticationFailed,
@@ -31,7 +32,7 @@ from mansio.host.asyncio_loop import new_event_loop
 from mansio.net.tls.certificate_authority import CERTIFICATE_DAYS, RENEWAL_DAYS, CertificateAuthority, utc_now
 from mansio.net.tls.contexts import ServerContext
 from mansio.node.broker import Broker
-from mansio.node.protected_start import FIRST_USER, ProtectedStart
+from mansio.node.protected_start import ProtectedStart
 from mansio.state.authorization.roles import Role, acls_of_role
 from support.authorization import PEER
 from support.present import present

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.config.security import PLAIN
 from mansio.config.settings import DEV_SETTINGS, Settings
@@ -20,6 +19,7 @@ from mansio.host.asyncio_loop import new_event_loop
 from mansio.node.broker import Broker
 from mansio.state.authentication.credentials import ITERATIONS_MIN, ScramMechanism, salt_password
 from mansio.wire.api_versions import ApiKey
+from support.authorization import PEER
 from support.credentials import ScramPeer
 from support.machine import scaled
 
@@ -112,16 +112,14 @@ class SaslBroker:
             for mechanism in mechanisms
         ]
         users = self.broker.service.users
-        errors = self.run(users.alter_each(upsertions, [], is_confidential=True, caller=ANONYMOUS))
+        errors = self.run(users.alter_each(upsertions, [], is_confidential=True, caller=PEER))
         assert errors == {name: None}
 
     def delete_user(self, name: str) -> None:
         users = self.broker.service.users
-        known = self.call(partial(users.describe, caller=ANONYMOUS), [name])[0].iterations
+        known = self.call(partial(users.describe, caller=PEER), [name])[0].iterations
         deletions = [CredentialDeletion(name, mechanism.kafka_type) for mechanism in known]
-        assert self.run(users.alter_each([], deletions, is_confidential=True, caller=ANONYMOUS)) == {
-            name: None
-        }
+        assert self.run(users.alter_each([], deletions, is_confidential=True, caller=PEER)) == {name: None}
 
 
 @contextmanager

@@ -268,6 +268,7 @@ class Broker:
         await runtime.open(stack, host.close_scheduler)
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
+        stack.push_async_callback(runtime.service.audit.close)  # after the last request
         await self._listen(runtime, loop, stack)
         if self._schema_preload:
             stack.callback(SchemaPreload(scheduler.call_from_thread).stop)

@@ -47,6 +47,9 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
 from mansio.broker.services.acls import AclService, follow_acls
+from mansio.broker.services.audit.audit_destinations import AuditFile, AuditTopic
+from mansio.broker.services.audit.audit_queue import AuditQueue
+from mansio.broker.services.audit.audit_service import AuditService
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
@@ -73,7 +76,7 @@ from mansio.broker.services.transactions.transaction_service import TransactionS
 from mansio.broker.services.users import UserService
 from mansio.broker.topics.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
-from mansio.config.topic_names import OFFSETS_TOPIC
+from mansio.config.topic_names import AUDIT_TOPIC, OFFSETS_TOPIC
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.metadata.producer_ids import ProducerIdAllocator
@@ -414,7 +417,8 @@ class BrokerRuntime:
                 allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
             )
             follow_acls(self.state, authorizer)
-        authorization = Authorization(authorizer)
+        audit = self._build_audit(authorizer)
+        authorization = Authorization(authorizer, audit.report_refusal)
         quotas = QuotaService(
             store=self.store,
             state=self.state,
@@ -532,6 +536,7 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
             ),
+            audit=audit,
             users=users,
             passwords=passwords,
             log_ins=LogInService(
@@ -605,6 +610,34 @@ class BrokerRuntime:
             ),
             authenticator=authenticator,
             cluster=cluster,
+        )
+
+    def _build_audit(self, authorizer: Authorizer | None) -> AuditService:
+        settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
+        queues: list[AuditQueue] = []
+        if authorizer is not None:
+            topic = AuditTopic(
+                node_id=settings.node_id,
+                topics=self.topics,
+                partitions=self.partitions,
+                scheduler=host_ports.scheduler,
+                clock=host_ports.clock,
+                create=self._create_internal_topic,
+                peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
+            )
+            queues.append(AuditQueue(AUDIT_TOPIC, topic.append, host_ports.scheduler))
+            if settings.audit_log:
+                file = AuditFile(
+                    settings.audit_log, host_ports.disk, host_ports.file_thread, host_ports.scheduler
+                )
+                queues.append(AuditQueue(settings.audit_log, file.append, host_ports.scheduler))
+        return AuditService(
+            authorizer,
+            node_id=settings.node_id,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            queues=queues,
+            writes_log=not settings.audit_log,
         )
 
     async def open(self, stack: AsyncExitStack, close_scheduler: Callable[[], Awaitable[object]]) -> None:

@@ -2,11 +2,16 @@
 
 Without an authorizer everything is allowed. Services ask at the entry of a request, before any look-up, so that an
 error tells nothing about what exists.
+
+Each refusal is reported to the audit once: by `check`, `check_all`, `do_for_allowed` and `allowed_of_named` themselves.
+A service that asks `allows` or `allowed_names`, and answers with an error, calls `report_refusal`. What a list leaves
+out is no refusal.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.errors import (
@@ -29,7 +34,12 @@ if TYPE_CHECKING:
     from mansio.state.authorization.acls import Operation
     from mansio.state.authorization.authorizer import Authorizer, Requester
 
+    OnRefusal = Callable[[Caller, Operation, ResourceType, str], None]
+
 REQUESTERS_KEPT_MAX: Final = 4_096
+
+REPORTED_MAX: Final = 200
+"""Number of refused resources of one request that are reported."""
 
 _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -47,14 +57,19 @@ R = TypeVar("R")
 _requester = lru_cache(REQUESTERS_KEPT_MAX)(new_requester)
 
 
+def _ignore(caller: Caller, operation: Operation, resource_type: ResourceType, name: str, /) -> None:
+    """Report to nobody."""
+
+
 class Authorization:
     """Asks the authorizer of a broker for the callers of its services."""
 
-    __slots__ = ("_authorizer",)
+    __slots__ = ("_authorizer", "report_refusal")
 
-    def __init__(self, authorizer: Authorizer | None) -> None:
-        """Ask `authorizer`; None: everything is allowed."""
+    def __init__(self, authorizer: Authorizer | None, report_refusal: OnRefusal = _ignore) -> None:
+        """Ask `authorizer`; None: everything is allowed. `report_refusal` is called for each refusal."""
         self._authorizer = authorizer
+        self.report_refusal = report_refusal
 
     @property
     def authorizer(self) -> Authorizer:
@@ -81,6 +96,7 @@ class Authorization:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on it. The error
         is the same whether the resource exists or not."""
         if not self.allows(caller, operation, resource_type, name):
+            self.report_refusal(caller, operation, resource_type, name)
             kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
             what = resource_type.name.replace("_", " ").lower()
             raise kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
@@ -95,7 +111,7 @@ class Authorization:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on each resource.
         The error names none of them."""
         wanted = list(dict.fromkeys(names))
-        if len(self.allowed_names(caller, operation, resource_type, wanted)) < len(wanted):
+        if len(self.allowed_of_named(caller, operation, resource_type, wanted)) < len(wanted):
             kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
             what = resource_type.name.replace("_", " ").lower()
             raise kind(
@@ -136,6 +152,20 @@ class Authorization:
         if self._authorizer is None or caller.session.is_broker:
             return list(names)
         return self._authorizer.allowed_names(requester_of(caller), operation, resource_type, names)
+
+    def allowed_of_named(
+        self, caller: Caller, operation: Operation, resource_type: ResourceType, names: Iterable[str]
+    ) -> list[str]:
+        """Return the same as `allowed_names`, for resources that a request names: the others are refused."""
+        if self._authorizer is None or caller.session.is_broker:
+            return list(names)
+        wanted = list(names)
+        allowed = self.allowed_names(caller, operation, resource_type, wanted)
+        if len(allowed) < len(wanted):
+            known = set(allowed)
+            for name in islice((name for name in wanted if name not in known), REPORTED_MAX):
+                self.report_refusal(caller, operation, resource_type, name)
+        return allowed
 
     def allows_any(self, caller: Caller, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether a caller may do an operation on any resource of a type (KIP-679)."""

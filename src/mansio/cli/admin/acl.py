@@ -243,8 +243,8 @@ def check(
 
     Exit code 0: allowed; 1: refused, or the check failed.
     """
+    from mansio.state.authorization.acl_words import adding_command
     from mansio.state.authorization.acls import Acl, PatternType, Permission
-    from mansio.state.authorization.roles import adding_command
 
     wanted, named = _operation(operation), _resource(resource)
     name = user.removeprefix("User:")
@@ -325,8 +325,8 @@ def _operation(text: str) -> Operation:
 
 
 def _resource(text: str) -> _Resource:
+    from mansio.state.authorization.acl_words import word_of
     from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType
-    from mansio.state.authorization.roles import word_of
 
     if text == word_of(ResourceType.CLUSTER):
         return _Resource(ResourceType.CLUSTER, CLUSTER_NAME)
@@ -370,6 +370,7 @@ def _acls(
     deny: bool,
 ) -> list[Acl]:
     from mansio.errors import InvalidRequest
+    from mansio.state.authorization.acl_words import word_of
     from mansio.state.authorization.acls import (
         OPERATIONS,
         Operation,
@@ -377,7 +378,6 @@ def _acls(
         ResourceType,
         checked_acl,
     )
-    from mansio.state.authorization.roles import word_of
 
     if not names:
         usage_error("give a resource: --topic, --group, --cluster, ...", "--topic")
@@ -455,7 +455,7 @@ def _show(output: Output, acls: Iterable[Acl], *, empty: str = "no ACLs") -> Non
 
 
 def _row(acl: Acl) -> dict[str, Any]:
-    from mansio.state.authorization.roles import word_of
+    from mansio.state.authorization.acl_words import word_of
 
     return {
         "permission": acl.permission.name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.net.retry import raise_for_code
+from mansio.state.authorization.acl_words import acl_text
 from mansio.state.authorization.acls import (
     Acl,
     AclFilter,
@@ -211,14 +212,3 @@ def _acl(fields: Any, permission: int) -> Acl:
         Operation(fields.operation),
         Permission(permission),
     )
-
-
-def acl_text(acl: Acl) -> str:
-    """Return an ACL in words: `ALLOW User:alice READ topic orders`."""
-    words = [acl.permission.name, acl.principal, acl.operation.name]
-    words.append(acl.resource_type.name.lower().replace("_", "-"))
-    if acl.resource_type is not ResourceType.CLUSTER:
-        words.append(f"{acl.name}{'...' if acl.pattern_type is PatternType.PREFIXED else ''}")
-    if acl.host != "*":
-        words.append(f"from {acl.host}")
-    return " ".join(words)

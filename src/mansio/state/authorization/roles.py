@@ -7,11 +7,11 @@ removed like any other one.
 from __future__ import annotations
 
 from enum import StrEnum
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from mansio.config.topic_names import AUDIT_TOPIC
 from mansio.errors import InvalidRequest
+from mansio.state.authorization.acl_words import word_of
 from mansio.state.authorization.acls import (
     CLUSTER_NAME,
     WILDCARD,
@@ -124,24 +124,3 @@ def acls_of_role(
     if role is Role.OPERATOR:
         acls += made(ResourceType.TOPIC, (AUDIT_TOPIC,), _READ, PatternType.LITERAL)
     return acls
-
-
-def word_of(kind: ResourceType) -> str:
-    """Return the word for a type of resource in commands, as in `kafka-acls.sh`: `transactional-id`."""
-    return kind.name.lower().replace("_", "-")
-
-
-def adding_command(acl: Acl) -> str:
-    """Return the command that adds an ACL."""
-    words = ["mansio acl add", quote(acl.principal), "--operation", acl.operation.name]
-    if acl.resource_type is ResourceType.CLUSTER:
-        words.append("--cluster")
-    else:
-        words += [f"--{word_of(acl.resource_type)}", quote(acl.name)]
-    if acl.pattern_type is PatternType.PREFIXED:
-        words.append("--prefix")
-    if acl.host != WILDCARD:
-        words += ["--host", quote(acl.host)]
-    if acl.permission is Permission.DENY:
-        words.append("--deny")
-    return " ".join(words)

@@ -39,4 +39,4 @@ class RequestContext(NamedTuple):
     @property
     def caller(self) -> Caller:
         """The client as services know it."""
-        return Caller(self.session, self.client_id or "", self.client_host)
+        return Caller(self.session, self.client_id or "", self.client_host, api_key=self.api_key)
