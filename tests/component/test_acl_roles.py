@@ -23,6 +23,7 @@ from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.authorization.roles import Role, acls_of_role
 from support.machine import scaled
 from support.paths import mansio_command
+from support.present import present
 from support.process import inherited
 from support.sasl_broker import SaslBroker, sasl_broker
 from support.waiting import wait_until
@@ -93,7 +94,7 @@ def test_a_reader_has_its_group_and_no_other(broker: SaslBroker) -> None:
     other = kafka.Consumer({**options(broker, "rita"), "group.id": "payroll"})
     try:
         other.subscribe(["orders"])
-        refused = wait_until(lambda: other.poll(1), what="the refusal").error()
+        refused = present(wait_until(lambda: other.poll(1), what="the refusal").error())
         assert refused.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
     finally:
         other.close()

@@ -1,4 +1,4 @@
-"""The audit: who was refused or has changed what, in lines that nobody can flood, and that outlive the broker."""
+"""The audit: who was refused or has changed what, in lines that no client can flood, and that outlive the broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
 from mansio.state.authorization.acls import Operation, Permission, ResourceType
 from mansio.state.authorization.authorizer import Authorizer
-from mansio.wire.api_versions import ApiKey
 from support.authorization import acl
 from support.waiting import eventually
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from mansio.broker.routing.caller import Caller as CallerType
 
 ALICE: Caller = Caller(
-    ClientSession("alice", listener="SASL_SSL"), client_id='a"\n', address="10.0.0.1", api_key=ApiKey.FETCH
+    ClientSession("alice", listener="SASL_SSL"), client_id='a"\n', address="10.0.0.1", api="FETCH"
 )
 
 
@@ -63,7 +62,7 @@ class Audit:
             self.authorization.check(caller, operation, ResourceType.TOPIC, name)
 
 
-def test_the_line_of_a_refusal_tells_who_where_what_and_what_would_allow_it() -> None:
+def test_the_line_of_a_refusal_names_who_where_what_and_what_would_allow_it() -> None:
     async def work() -> None:
         audit = Audit(acl(ResourceType.TOPIC, "closed", Operation.READ, Permission.DENY))
         audit.refuse(ALICE, "orders of today")

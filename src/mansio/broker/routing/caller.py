@@ -58,15 +58,15 @@ class Caller:
     """The client for which a service is called. One object may be used for all requests of a connection.
 
     `client_id` is chosen by the client and selects its quota. `address` is the client's host, for logs and
-    descriptions. `deadline` is in monotonic seconds; None for no deadline. `api_key` is the API of Kafka's protocol
-    through which the service is called, -1 if it is called otherwise; the audit names it.
+    descriptions. `deadline` is in monotonic seconds; None for no deadline. `api` is the name of the API of
+    Kafka's protocol through which the service is called, "" if it is called otherwise; the audit has it.
     """
 
     session: ClientSession = ANONYMOUS_SESSION
     client_id: str = ""
     address: str = ""
     deadline: float | None = None
-    api_key: int = -1
+    api: str = ""
 
     @property
     def forwarded(self) -> ForwardedClient:

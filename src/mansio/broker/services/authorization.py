@@ -58,7 +58,7 @@ _requester = lru_cache(REQUESTERS_KEPT_MAX)(new_requester)
 
 
 def _ignore(caller: Caller, operation: Operation, resource_type: ResourceType, name: str, /) -> None:
-    """Report to nobody."""
+    """Report nothing."""
 
 
 class Authorization:

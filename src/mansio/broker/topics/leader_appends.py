@@ -29,7 +29,7 @@ DUPLICATE_SEQUENCE: Final = 46
 
 
 class LedPartition(NamedTuple):
-    """A partition to which this broker appends, whoever leads it."""
+    """A partition to which this broker appends. It may be led by another one."""
 
     topic: str
     topic_id: bytes

@@ -26,7 +26,6 @@ from mansio.logs import fields
 from mansio.state.audit.audit_merger import OTHER_RESOURCES, AuditMerger, EventKind
 from mansio.state.authorization.acl_words import acl_text, adding_command, word_of
 from mansio.state.authorization.acls import WILDCARD, Acl, Operation, PatternType, Permission, ResourceType
-from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +46,6 @@ TEXT_CHARACTERS_MAX: Final = 249
 OTHER_PROTOCOLS: Final = frozenset({"http", "grpc", "sqs"})
 """Names of listeners that are those of their protocols."""
 
-_API_NAMES: Final = {int(key): key.name for key in ApiKey}
 _WORDS: Final = {kind: word_of(kind) for kind in ResourceType}
 _KINDS: Final = {word: kind for kind, word in _WORDS.items()}
 
@@ -116,7 +114,7 @@ class AuditService:
             name = _truncated(name)
         kind = EventKind(
             caller.session.principal,
-            _API_NAMES.get(caller.api_key, ""),
+            caller.api,
             outcome,
             operation,
             resource_type,
