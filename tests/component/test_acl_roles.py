@@ -238,3 +238,31 @@ def test_no_line_has_a_secret_and_a_broker_that_stops_writes_what_it_has_counted
         assert [json.loads(record.value or b"") for record in records] == lines
         entry = admin.admin.describe_config(AUDIT_TOPIC)["retention.ms"]
         assert entry.value == str(30 * 24 * 3600 * 1000)
+
+
+@pytest.mark.full
+def test_doctor_names_the_rights_that_a_pipeline_lacks(broker: SaslBroker, tmp_path: Path) -> None:
+    def rights(user: str, job: str) -> list[dict[str, str]]:
+        done = subprocess.run(
+            [
+                *mansio_command(),
+                *("doctor", "-b", broker.address, "--data", str(tmp_path), "-o", "json"),
+                *("--job", job, "--topic", "orders", "--to", "orders", "--name", "p"),
+            ],
+            env={**inherited(), "MANSIO_USER": user, "MANSIO_PASSWORD": PASSWORD, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=scaled(120),
+            check=False,
+        )
+        return [check for check in json.loads(done.stdout) if check["name"] == "rights"]
+
+    (read,) = rights("rita", "read")
+    assert (read["status"], read["detail"]) == ("ok", "rita has the 1 rights of read")
+    held, transactional = rights("admin", "run-to-topic"), rights("rita", "run-to-topic")
+    assert [check["status"] for check in held] == ["ok"]
+    assert [check["detail"].partition(": ")[2] for check in transactional] == [
+        "mansio acl add User:rita --operation READ --group mansio.pipeline.p",
+        "mansio acl add User:rita --operation WRITE --topic orders",
+        "mansio acl add User:rita --operation WRITE --transactional-id mansio-spark: --prefix",
+    ]
