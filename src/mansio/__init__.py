@@ -20,6 +20,7 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     from mansio import blocking, errors
+    from mansio.client.admin.acls import AclAdmin, AclDecision
     from mansio.client.admin.admin import (
         Admin,
         ClusterDescription,
@@ -91,9 +92,21 @@ if TYPE_CHECKING:
     from mansio.net.redrive import RedriveResult
     from mansio.node.embedded import EmbeddedBroker as Broker
     from mansio.ports import Backoff
+    from mansio.state.authorization.acls import (
+        Acl,
+        AclFilter,
+        Operation,
+        PatternType,
+        Permission,
+        ResourceType,
+    )
 
 __all__ = [
     "DEFAULT_ENTITY",
+    "Acl",
+    "AclAdmin",
+    "AclDecision",
+    "AclFilter",
     "Admin",
     "Backoff",
     "Broker",
@@ -132,14 +145,17 @@ __all__ = [
     "MansioError",
     "Message",
     "Node",
+    "Operation",
     "OutgoingRecord",
     "PartitionLag",
     "PartitionMetadata",
     "PartitionProducer",
     "PartitionStatus",
+    "PatternType",
     "PendingCounts",
     "PendingPage",
     "PendingRecord",
+    "Permission",
     "ProcessHandler",
     "Producer",
     "ProducerOptions",
@@ -151,6 +167,7 @@ __all__ = [
     "RecordId",
     "RecordMetadata",
     "RedriveResult",
+    "ResourceType",
     "Schedule",
     "ScheduleAdmin",
     "ShareAdmin",
@@ -175,6 +192,8 @@ __all__ = [
     "errors",
 ]
 
+_ACLS = "mansio.client.admin.acls"
+_ACL_TYPES = "mansio.state.authorization.acls"
 _ADMIN = "mansio.client.admin.admin"
 _CLUSTER = "mansio.client.admin.cluster"
 _DELAYS = "mansio.client.admin.delays"
@@ -187,6 +206,14 @@ _TYPES = "mansio.client.types"
 _USERS = "mansio.client.admin.users"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
+    "Acl": _ACL_TYPES,
+    "AclAdmin": _ACLS,
+    "AclDecision": _ACLS,
+    "AclFilter": _ACL_TYPES,
+    "Operation": _ACL_TYPES,
+    "PatternType": _ACL_TYPES,
+    "Permission": _ACL_TYPES,
+    "ResourceType": _ACL_TYPES,
     "Admin": _ADMIN,
     "Backoff": "mansio.ports",
     "Broker": "mansio.node.embedded:EmbeddedBroker",

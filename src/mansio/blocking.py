@@ -11,6 +11,7 @@ program's; those of `consume` must not call the client. Objects may be shared be
 """
 
 from mansio.client.blocking import (
+    AclAdmin,
     Admin,
     Client,
     ClusterAdmin,
@@ -31,6 +32,7 @@ from mansio.client.share.receiver_blocking import Handler, Leased, Receiver
 from mansio.net.blocking import LoopUnavailable
 
 __all__ = [
+    "AclAdmin",
     "Admin",
     "Client",
     "ClusterAdmin",

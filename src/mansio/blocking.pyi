@@ -4,11 +4,12 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
 from types import TracebackType
 from typing import Literal, Self
 
 __all__ = [
+    "AclAdmin",
     "Admin",
     "Client",
     "ClusterAdmin",
@@ -30,12 +31,38 @@ __all__ = [
     "connect",
 ]
 
+class AclAdmin:
+    """Access control lists of one cluster; available as `client.admin.acls`."""
+    def list(self, selected: AclFilter = AclFilter(resource_type=1, pattern_type=1, name=None, principal=None, host=None, operation=1, permission=1)) -> builtins.list[Acl]:
+        """The ACLs that a filter selects. Raises `SecurityDisabled`, `ClusterAuthorizationFailed`, `InvalidRequest`."""
+        ...
+
+    def create(self, acls: Iterable[Acl]) -> None:
+        """Add ACLs; those that exist stay as they are. The broker that answers uses them already, the others do within
+        a second. Raises the first error: `SecurityDisabled`, `ClusterAuthorizationFailed`, `InvalidRequest`,
+        `PolicyViolation` for too many ACLs. Other ACLs may be added even then."""
+        ...
+
+    def delete(self, filters: Iterable[AclFilter]) -> Sequence[Acl]:
+        """Delete the ACLs that any of the filters selects, and return them. Raises the first error, as `create`
+        does."""
+        ...
+
+    def check(self, queries: Iterable[tuple[Operation, ResourceType, str]], *, user: str | None = None, groups: Sequence[str] = (), host: str = "") -> Sequence[AclDecision]:
+        """What a user who is in `groups` and connects from `host` may do, in the order of the queries: operation, type
+        and name of the resource. `user` None: the user of this client; every user may ask about itself.
+
+        Raises `ClusterAuthorizationFailed`, `InvalidRequest`, and `UnsupportedVersion` if the broker is not Mansio's."""
+        ...
+
 class Admin:
     """Administration of one cluster; available as `client.admin`."""
     quotas: QuotaAdmin
     """Client quotas."""
     users: UserAdmin
     """Users that authenticate with a password."""
+    acls: AclAdmin
+    """Access control lists: what users may do."""
     cluster: ClusterAdmin
     """State of the cluster, and elections."""
     shares: ShareAdmin

@@ -1,5 +1,5 @@
-"""Attempts to get into a protected cluster: clients without TLS, without a user and with a wrong password, and clients
-of etcd without a certificate.
+"""Attempts to get into a protected cluster: clients without TLS, without a user and with a wrong password, a user
+without rights, and clients of etcd without a certificate.
 
 Each check counts who was refused. One who was let in is a failure.
 """
@@ -7,13 +7,14 @@ Each check counts who was refused. One who was let in is a failure.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import ssl
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from mansio.client import connect
-from mansio.errors import AuthenticationFailed
+from mansio.errors import AuthenticationFailed, AuthorizationFailed
 from mansio_demo.cluster_process import BROKERS
 from mansio_demo.proofs import Proof
 from mansio_demo.server_process import USER
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mansio.client import Client
     from mansio_demo.cluster_process import ClusterProcess
 
+WITHOUT_RIGHTS: Final = "guest"
 TIMEOUT_S: Final = 10.0
 IN_SYNC_S_MAX: Final = 30.0
 POLL_INTERVAL_S: Final = 0.05
@@ -43,6 +45,7 @@ async def prove_security(process: ClusterProcess, client: Client, topic: str) ->
     return [
         await _row("TLS at every broker", "clients without TLS", _refused(addresses, without_tls)),
         await _row("only users get in", "no user, wrong passwords", _refused(addresses, wrong_users)),
+        await _row("rights decide", "a user without ACLs", _refused_without_rights(addresses, ca, client)),
         await _row("etcd asks for certificates", "clients without one", _refused_by_etcd(process.etcd, ca)),
         Proof(
             "replication over TLS",
@@ -69,6 +72,28 @@ async def _refused(addresses: Sequence[str], clients: Sequence[dict[str, Any]]) 
             except AuthenticationFailed:
                 refused += 1
     return refused, len(addresses) * len(clients)
+
+
+async def _refused_without_rights(addresses: Sequence[str], ca: str, admin: Client) -> tuple[int, int]:
+    """Create a user, who has no rights, and let it administer at each broker; return how many attempts were refused,
+    and how many there were."""
+    password = secrets.token_urlsafe(18)
+    await admin.admin.users.create(WITHOUT_RIGHTS, password)
+    refused = attempts = 0
+    for address in addresses:
+        async with connect(address, tls=ca, user=WITHOUT_RIGHTS, password=password) as client:
+            for attempt in (
+                client.admin.users.list(),
+                client.admin.acls.list(),
+                client.admin.quotas.set(user=WITHOUT_RIGHTS, values={"producer_byte_rate": 1.0}),
+            ):
+                attempts += 1
+                try:
+                    await attempt
+                except AuthorizationFailed:
+                    refused += 1
+    await admin.admin.users.delete(WITHOUT_RIGHTS)
+    return refused, attempts
 
 
 async def _refused_by_etcd(url: str, ca: str) -> tuple[int, int]:

@@ -19,14 +19,22 @@ import mansio
 from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.kafka.server.listener import KafkaServer
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.config.protected_start import FIRST_USER
 from mansio.config.sources import load_settings
-from mansio.errors import AuthenticationFailed, ConfigError, DataDirectoryLocked, MissingExtra
+from mansio.errors import (
+    AuthenticationFailed,
+    ClusterAuthorizationFailed,
+    ConfigError,
+    DataDirectoryLocked,
+    MissingExtra,
+)
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.net.tls.certificate_authority import CERTIFICATE_DAYS, RENEWAL_DAYS, CertificateAuthority, utc_now
 from mansio.net.tls.contexts import ServerContext
 from mansio.node.broker import Broker
-from mansio.node.protected_start import FIRST_USER, ProtectedStart
+from mansio.node.protected_start import ProtectedStart
+from mansio.state.authorization.roles import Role, acls_of_role
+from support.authorization import PEER
 from support.present import present
 from support.waiting import eventually
 
@@ -298,7 +306,7 @@ def test_a_changed_password_and_a_deleted_user_stay_so(tmp_path: Path) -> None:
         async with started(tmp_path) as (broker, _):
             users = broker.service.users
             await users.create("other", "otherPassword")
-            await users.set_password(FIRST_USER, "changed", is_confidential=True, caller=ANONYMOUS)
+            await users.set_password(FIRST_USER, "changed", is_confidential=True, caller=PEER)
         async with started(tmp_path) as (broker, again):
             assert again.new_password is None
             await log_in(broker, tmp_path, "changed")
@@ -310,10 +318,14 @@ def test_a_changed_password_and_a_deleted_user_stay_so(tmp_path: Path) -> None:
                 user="other",
                 password="otherPassword",
             ) as client:
+                with pytest.raises(ClusterAuthorizationFailed):
+                    await client.admin.users.delete(FIRST_USER)
+                acls = acls_of_role(Role.OPERATOR, "User:other", {})
+                assert not any(await broker.service.acls.create_each(acls, caller=PEER))
                 await client.admin.users.delete(FIRST_USER)
         (tmp_path / "security/admin.password").unlink()
         async with started(tmp_path) as (broker, again):
-            assert [user.name for user in broker.service.users.describe(caller=ANONYMOUS)] == ["other"]
+            assert [user.name for user in broker.service.users.describe(caller=PEER)] == ["other"]
             files = again.write_client_files(str(broker.listener_address))
             assert (files.password, files.kcat) == (None, None)
 

@@ -22,7 +22,7 @@ from support.client_fixtures import QUICK_GROUPS, QUICK_MEMBER, run
 from support.machine import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 CLIENT_MODULES = ("mansio", "mansio.blocking", "mansio.errors")
 HOUR = timedelta(hours=1)
@@ -289,6 +289,28 @@ class Program:
         users: list[mansio.User] = await done(admin.users.list())
         assert users == [mansio.User("carol", {"SCRAM-SHA-256": 4_096})]
         await done(admin.users.delete("carol"))
+        read = mansio.Operation.READ, mansio.ResourceType.TOPIC, self.topic
+        acl = mansio.Acl(
+            read[1],
+            mansio.PatternType.LITERAL,
+            self.topic,
+            "User:carol",
+            "*",
+            read[0],
+            mansio.Permission.ALLOW,
+        )
+        selected = mansio.AclFilter(principal="User:carol")
+        assert selected.matches(acl)
+        for refused in (
+            lambda: admin.acls.create([acl]),
+            lambda: admin.acls.list(selected),
+            lambda: admin.acls.delete([selected]),
+        ):
+            with pytest.raises(mansio.errors.SecurityDisabled):  # the broker has no authorizer
+                await done(refused())
+        decisions: Sequence[mansio.AclDecision] = await done(admin.acls.check([read], user="carol"))
+        assert decisions == [mansio.AclDecision(is_allowed=True, is_open=True)]
+        assert decisions[0].reason.startswith("no authorizer")
         await done(admin.alter_topic_config(self.topic, {"retention.ms": "60000000"}))
         config: dict[str, mansio.ConfigEntry] = await done(admin.describe_config(self.topic))
         assert config["retention.ms"].value == "60000000"
@@ -413,7 +435,7 @@ async def items(iterable: Any) -> AsyncIterator[Any]:
 
 def check_kinds(client: Any, *kinds: type) -> None:
     admin = client.admin
-    parts = (client, admin, admin.quotas, admin.cluster, admin.shares, admin.users)
+    parts = (client, admin, admin.quotas, admin.cluster, admin.shares, admin.users, admin.acls)
     for value, kind in zip(parts, kinds, strict=True):
         assert isinstance(value, kind)
 
@@ -430,6 +452,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
                 mansio.ClusterAdmin,
                 mansio.ShareAdmin,
                 mansio.UserAdmin,
+                mansio.AclAdmin,
             )
             await Program(client, "asyncio").run()
         await client.close()
@@ -444,6 +467,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
         mansio.blocking.ClusterAdmin,
         mansio.blocking.ShareAdmin,
         mansio.blocking.UserAdmin,
+        mansio.blocking.AclAdmin,
     )
     run(Program(client, "blocking").run)
     client.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
 from mansio.broker.coordinator.share.state_store import ShareStateStore
+from mansio.broker.topics.leader_appends import LeaderAppends
 from mansio.cli.main import main
 from mansio.state.share_partition.types import ACKNOWLEDGED, ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE
 
@@ -69,13 +70,13 @@ def arm(point: str, countdown: _Countdown) -> None:
     elif point == "states loaded":
         after(ShareStateStore, "finish_load", countdown, lambda *_: True)
     elif point == "copy appended":
-        appended = DeadLetterTopics._wait_with_timeout
+        appended = LeaderAppends.wait_with_timeout
 
-        async def wait(self: DeadLetterTopics, *arguments: Any, **_: Any) -> None:
+        async def wait(self: LeaderAppends, *arguments: Any, **_: Any) -> None:
             countdown.reached()
             await appended(self, *arguments)
 
-        DeadLetterTopics._wait_with_timeout = wait
+        LeaderAppends.wait_with_timeout = wait
     elif point == "copy committed":
         append = DeadLetterTopics.append
 

@@ -24,6 +24,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, cast
 
 from mansio.client import client as asyncio_client
+from mansio.client.admin import acls as asyncio_acls
 from mansio.client.admin import admin as asyncio_admin
 from mansio.client.admin import cluster as asyncio_cluster
 from mansio.client.admin import delays as asyncio_delays
@@ -73,6 +74,15 @@ class UserAdmin(BlockingProxy[asyncio_users.UserAdmin]):
     create = blocking(asyncio_users.UserAdmin.create)
     delete = blocking(asyncio_users.UserAdmin.delete)
     set_password = blocking(asyncio_users.UserAdmin.set_password)
+
+
+class AclAdmin(BlockingProxy[asyncio_acls.AclAdmin]):
+    """Access control lists of one cluster; available as `client.admin.acls`."""
+
+    list = blocking(asyncio_acls.AclAdmin.list)
+    create = blocking(asyncio_acls.AclAdmin.create)
+    delete = blocking(asyncio_acls.AclAdmin.delete)
+    check = blocking(asyncio_acls.AclAdmin.check)
 
 
 class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
@@ -137,6 +147,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """Client quotas."""
         self.users: UserAdmin = UserAdmin(thread, original.users)
         """Users that authenticate with a password."""
+        self.acls: AclAdmin = AclAdmin(thread, original.acls)
+        """Access control lists: what users may do."""
         self.cluster: ClusterAdmin = ClusterAdmin(thread, original.cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)

@@ -1,5 +1,6 @@
-"""Settings of a protected start: TLS and log-ins on Kafka listeners, with certificates that Mansio makes itself. Of a
-broker alone (`mansio serve --secure`), and of the brokers of a cluster (`mansio dev-cluster --secure`). Pure.
+"""Settings of a protected start: TLS, log-ins and access control lists, with certificates that Mansio makes itself.
+
+Of a broker alone (`mansio serve --secure`), and of the brokers of a cluster (`mansio dev-cluster --secure`). Pure.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ SECURITY_DIRECTORY: Final = "security"
 CA_FILE: Final = "ca.pem"
 CERTIFICATE_FILE: Final = "broker.pem"
 
+FIRST_USER: Final = "admin"
+"""User that a protected start creates, and the only super user unless others are given."""
+
+_AUTHORIZER: Final = "acl"
 _MADE: Final = ("ssl_certificate_location", "ssl_key_location", "ssl_ca_location")
 _MADE_OF_ETCD: Final = ("etcd_ca_file", "etcd_cert_file", "etcd_key_file")
 _PROTOCOL: Final = SecurityProtocol.SASL_SSL
@@ -33,6 +38,8 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a protected start changes, by name; `given` are those that have a value.
 
     Listeners without a security protocol get SASL_SSL. HTTP stays open on loopback, unless `open_listeners` is given.
+    Access control lists decide, and the first user may do everything, unless `authorizer` or `super_users` is given.
+
     Raises `ConfigError` for settings that contradict it: of a cluster, other certificates, and a listener on all
     interfaces without an advertised address, which the certificate has to contain.
     """
@@ -53,7 +60,11 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
                 "clients connect to; use --advertise"
             )
     directory = f"{given.get('data_dir', default_of('data_dir'))}/{SECURITY_DIRECTORY}"
-    changed = {"listeners": listeners, **_certificate_values(directory, CERTIFICATE_FILE)}
+    changed = {
+        "listeners": listeners,
+        **_certificate_values(directory, CERTIFICATE_FILE),
+        **_authorization_values(given),
+    }
     if advertised:
         changed["advertised_listeners"] = advertised
     if "listener_security_protocol_map" not in given:
@@ -88,6 +99,7 @@ def protected_cluster_values(given: Mapping[str, Any], directory: str, certifica
         "listener_security_protocol_map": DEFAULT_PROTOCOL_MAP,
         **_certificate_values(directory, certificate),
         **dict(zip(_MADE_OF_ETCD, (f"{directory}/{CA_FILE}", path, path), strict=True)),
+        **_authorization_values(given),
         **({"open_listeners": "http"} if _leaves_http_open(given) else {}),
     }
 
@@ -101,6 +113,17 @@ def _refuse_other_certificates(given: Mapping[str, Any], names: Iterable[str]) -
 def _certificate_values(directory: str, certificate: str) -> dict[str, str]:
     path = f"{directory}/{certificate}"
     return dict(zip(_MADE, (path, path, f"{directory}/{CA_FILE}"), strict=True))
+
+
+def _authorization_values(given: Mapping[str, Any]) -> dict[str, str]:
+    """Let access control lists decide, and the first user do everything, as far as nothing else is given."""
+    authorizer = given.get("authorizer", _AUTHORIZER)
+    if authorizer != _AUTHORIZER:
+        return {}
+    return {
+        "authorizer": authorizer,
+        **({} if "super_users" in given else {"super_users": f"User:{FIRST_USER}"}),
+    }
 
 
 def _leaves_http_open(given: Mapping[str, Any]) -> bool:

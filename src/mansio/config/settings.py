@@ -250,6 +250,11 @@ class Settings:
         "Allow everybody everything on a resource that no access control list names. It needs authorizer=acl.",
         is_kafka_setting=True,
     )
+    audit_log: str = _setting(
+        "",
+        "File to which the audit is appended, one JSON object per line. Empty: the log lines on standard error. "
+        "It needs authorizer=acl.",
+    )
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True
     )
@@ -918,7 +923,7 @@ class Settings:
     def _check_security(self, listeners: Listeners) -> None:
         """Check the settings of TLS, authentication and authorization against each other. Raises `ConfigError`."""
         if self.authorizer == "none":
-            for name in ("super_users", "allow_everyone_if_no_acl_found"):
+            for name in ("super_users", "allow_everyone_if_no_acl_found", "audit_log"):
                 if getattr(self, name):
                     raise ConfigError(f"{name}: it needs authorizer=acl")
         _ = self.super_user_principals  # raises for an invalid one

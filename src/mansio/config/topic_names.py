@@ -15,6 +15,9 @@ TOPIC_NAME_CHARACTERS_MAX: Final = 249
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 """Internal topic of the groups and their offsets."""
 
+AUDIT_TOPIC: Final = "__mansio_audit"
+"""Internal topic of the audit."""
+
 DEAD_LETTER_PREFIX: Final = "dlq."
 """Default beginning of the names of dead-letter topics."""
 

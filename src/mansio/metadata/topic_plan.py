@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX, unified_name
+from mansio.config.topic_names import AUDIT_TOPIC, TOPIC_NAME_CHARACTERS_MAX, unified_name
 from mansio.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
     from mansio.metadata.model import BrokerState
 
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+INTERNAL_TOPICS: Final = frozenset(
+    {"__consumer_offsets", "__transaction_state", "__share_group_state", AUDIT_TOPIC}
+)
 COMPACTED_TOPIC_CONFIGS: Final = {
     "cleanup.policy": "compact",
     "retention.ms": "-1",
@@ -57,6 +59,14 @@ PRUNED_TOPIC_CONFIGS: Final = {
 PRUNED_TOPICS: Final = frozenset({"__share_group_state"})
 """Internal topics whose records refer to earlier ones. The broker itself determines the offset below which records are
 deleted."""
+
+AUDIT_TOPIC_CONFIGS: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(30 * 24 * 3600 * 1000),
+    "retention.bytes": "-1",
+    "segment.bytes": str(16 << 20),
+}
+"""Settings of the topic of the audit."""
 
 Partitions = tuple[PartitionState, ...]
 

@@ -268,6 +268,7 @@ class Broker:
         await runtime.open(stack, host.close_scheduler)
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
+        stack.push_async_callback(runtime.service.audit.close)  # after the last request
         await self._listen(runtime, loop, stack)
         if self._schema_preload:
             stack.callback(SchemaPreload(scheduler.call_from_thread).stop)
@@ -282,7 +283,7 @@ class Broker:
     ) -> None:
         service, listeners = runtime.service, self.settings.kafka_listeners
         assert self._security is not None
-        if self._security.has_log_ins:
+        if self._security.has_log_ins or self.settings.authorizer != "none":  # on an open HTTP listener
             await service.users.open_directory()
         if self._protected_start is not None:
             await self._protected_start.create_first_user(service.users)

@@ -47,7 +47,10 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
 from mansio.broker.services.acls import AclService, follow_acls
-from mansio.broker.services.authorization import Authorization
+from mansio.broker.services.audit.audit_destinations import AuditFile, AuditTopic
+from mansio.broker.services.audit.audit_queue import AuditQueue
+from mansio.broker.services.audit.audit_service import AuditService
+from mansio.broker.services.authorization import Authorization, owner_may_write
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
@@ -75,7 +78,7 @@ from mansio.broker.services.transactions.transaction_service import TransactionS
 from mansio.broker.services.users import UserService
 from mansio.broker.topics.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
-from mansio.config.topic_names import OFFSETS_TOPIC
+from mansio.config.topic_names import AUDIT_TOPIC, OFFSETS_TOPIC
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.metadata.producer_ids import ProducerIdAllocator
@@ -143,7 +146,8 @@ class BrokerRuntime:
         )
         settings = self.broker_configs.effective
         self.settings = settings
-        self.authorization = _authorization(settings, state)
+        authorizer = _authorizer(settings, state)
+        may_write = partial(owner_may_write, authorizer)
         self.host_ports = host_ports
         self.store = store
         self.state = state
@@ -179,7 +183,7 @@ class BrokerRuntime:
                     host_ports.file_thread,
                     host_ports.scheduler,
                     host_ports.clock,
-                    self.authorization.owner_may_write,
+                    may_write,
                 )
             ),
             before_newer_format=before_newer_format,
@@ -219,6 +223,8 @@ class BrokerRuntime:
             partitions_max=limits.partitions,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
         )
+        self.audit = self._build_audit(authorizer)
+        self.authorization = Authorization(authorizer, self.audit.report_refusal)
         self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random, host_ports.scheduler)
         self.retention = RetentionManager(
             self.partitions,
@@ -250,7 +256,7 @@ class BrokerRuntime:
             partitions=self.partitions,
             producer_ids=self.producer_ids,
             overrides=group_configs.overrides,
-            may_write=self.authorization.owner_may_write,
+            may_write=may_write,
             peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
         )
         self.shares = create_share_partition_manager(
@@ -554,6 +560,7 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
             ),
+            audit=self.audit,
             users=users,
             passwords=passwords,
             log_ins=LogInService(
@@ -629,6 +636,34 @@ class BrokerRuntime:
             ),
             authenticator=authenticator,
             cluster=cluster,
+        )
+
+    def _build_audit(self, authorizer: Authorizer | None) -> AuditService:
+        settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
+        queues: list[AuditQueue] = []
+        if authorizer is not None:
+            topic = AuditTopic(
+                node_id=settings.node_id,
+                topics=self.topics,
+                partitions=self.partitions,
+                scheduler=host_ports.scheduler,
+                clock=host_ports.clock,
+                create=self._create_internal_topic,
+                peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
+            )
+            queues.append(AuditQueue(AUDIT_TOPIC, topic.append, host_ports.scheduler))
+            if settings.audit_log:
+                file = AuditFile(
+                    settings.audit_log, host_ports.disk, host_ports.file_thread, host_ports.scheduler
+                )
+                queues.append(AuditQueue(settings.audit_log, file.append, host_ports.scheduler))
+        return AuditService(
+            authorizer,
+            node_id=settings.node_id,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            queues=queues,
+            writes_log=not settings.audit_log,
         )
 
     async def open(self, stack: AsyncExitStack, close_scheduler: Callable[[], Awaitable[object]]) -> None:
@@ -774,15 +809,15 @@ class BrokerRuntime:
         self.group_commit.close()
 
 
-def _authorization(settings: Settings, state: MetadataImage) -> Authorization:
+def _authorizer(settings: Settings, state: MetadataImage) -> Authorizer | None:
     if settings.authorizer != "acl":
-        return Authorization(None)
+        return None
     authorizer = Authorizer(
         settings.super_user_principals,
         allow_everyone_if_no_acl_found=settings.allow_everyone_if_no_acl_found,
     )
     follow_acls(state, authorizer)
-    return Authorization(authorizer)
+    return authorizer
 
 
 def _ignore_archiving(keys: Sequence[ShareKey]) -> None:

@@ -22,7 +22,7 @@ import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.config.protected_start import CA_FILE, CERTIFICATE_FILE, SECURITY_DIRECTORY
+from mansio.config.protected_start import CA_FILE, CERTIFICATE_FILE, FIRST_USER, SECURITY_DIRECTORY
 from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.errors import ConfigError
 from mansio.host.private_file import make_private_directory, write_private_file
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 AUTHORITY_FILE: Final = "authority.pem"
 PASSWORD_FILE: Final = "admin.password"  # noqa: S105  # a name
 KCAT_FILE: Final = "kcat.conf"
-FIRST_USER: Final = "admin"
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _PASSWORD_LENGTH: Final = 24
 _PASSWORD_CHARACTERS: Final = string.ascii_letters + string.digits

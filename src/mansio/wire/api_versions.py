@@ -101,6 +101,7 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
     FORWARD_REQUEST = 20115
     SET_PASSWORD = 20116
+    CHECK_AUTHORIZATION = 20120
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -154,7 +155,10 @@ _BOUNDED: Final = "At most 1,000 items in a request; more get POLICY_VIOLATION, 
 _NO_AUTHORIZER: Final = (
     "Without an authorizer (`authorizer=none`) SECURITY_DISABLED, as in Kafka: every operation is allowed."
 )
-_GROUP_FIRST: Final = "A group that does not exist, or is no share group, is reported before the rights for its topics are asked for."
+_GROUP_FIRST: Final = (
+    "A group that does not exist, or is no share group, is reported before the rights for its topics are "
+    "asked for."
+)
 
 _ROWS: Final = (
     Api(
@@ -622,6 +626,14 @@ _ROWS: Final = (
         note="Mansio's own. Changes the password of a user; the previous one stays valid for a given time. Refused "
         "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine.",
     ),
+    Api(
+        ApiKey.CHECK_AUTHORIZATION,
+        0,
+        0,
+        "acls.check_authorization",
+        note="Mansio's own. Whether a user may do operations on resources, and which ACL decides it. About itself each "
+        f"client may ask, about others with DESCRIBE on the cluster. {_BOUNDED}",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -721,6 +733,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_HEALTH: 0,
     ApiKey.FORWARD_REQUEST: 0,
     ApiKey.SET_PASSWORD: 0,
+    ApiKey.CHECK_AUTHORIZATION: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

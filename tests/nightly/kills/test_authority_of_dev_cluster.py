@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from mansio.config.protected_start import FIRST_USER
 from mansio.host.private_file import write_private_file
 from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
-from mansio.node.protected_start import FIRST_USER
 from support.secure_producer import SecureProducer
 from support.waiting import wait_until
 from system.cluster.test_dev_cluster_secure import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, UserScramCredentialUpsertion
 
@@ -21,7 +21,7 @@ ITERATIONS: Final = 4_096
 USERS_DEADLINE_S: Final = 30
 
 
-AUTHORIZER: Final = {"authorizer": "acl", "allow_everyone_if_no_acl_found": "true"}
+AUTHORIZER: Final[dict[str, Any]] = {"authorizer": "acl", "allow_everyone_if_no_acl_found": "true"}
 """As the test brokers of the suites' authors: what no ACL names is allowed."""
 
 

@@ -32,6 +32,7 @@ def test_the_demo_holds_with_tls_users_and_three_brokers() -> None:
         "nothing acknowledged is lost  SIGKILL under load, acks=all       0 of 20,000",
         "TLS at every broker           clients without TLS             3 of 3 refused",
         "only users get in             no user, wrong passwords        9 of 9 refused",
+        "rights decide                 a user without ACLs             9 of 9 refused",
         "etcd asks for certificates    clients without one             2 of 2 refused",
         "replication over TLS          no listener without TLS         6 of 6 in sync",
     ):

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio import blocking
+from mansio.config.protected_start import FIRST_USER
 from mansio.errors import AuthenticationFailed, TlsFailed
 from mansio.host.private_file import write_private_file
 from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
-from mansio.node.protected_start import FIRST_USER, LOCAL_NAMES
+from mansio.node.protected_start import LOCAL_NAMES
 from support.certificates import Authority
 from support.machine import scaled
 from support.paths import mansio_command, required_tool

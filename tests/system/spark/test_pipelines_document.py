@@ -34,6 +34,7 @@ BOOTSTRAP = "127.0.0.1:9092"
 SECOND = "127.0.0.1:9192"
 EXPECTED = {
     "flights": "",
+    "rights": "",
     "batch": "",
     "stream": "",
     "available-now": "4 flights",
@@ -65,7 +66,7 @@ EXPECTED = {
     "release": "HELD",
 }
 
-IN_A_SHELL = ("flights", "orders", "schema-check", "dead-letters")
+IN_A_SHELL = ("flights", "rights", "orders", "schema-check", "dead-letters")
 """These need no Spark, and a shell."""
 
 

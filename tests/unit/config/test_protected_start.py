@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mansio.config.listeners import SecurityProtocol
+from mansio.config.protected_start import protected_cluster_values
 from mansio.config.settings import Origin
 from mansio.config.sources import load_settings
 from mansio.errors import ConfigError
@@ -43,6 +44,25 @@ def test_http_is_open_on_loopback_or_off_and_nowhere_else() -> None:
     assert protected(http_listener="").open_listeners == ""
     with pytest.raises(ConfigError, match=r"^http_listener: http on 0\.0\.0\.0:9080 does not authenticate"):
         protected(http_listener="0.0.0.0:9080")
+
+
+@pytest.mark.parametrize(
+    ("flags", "authorizer", "super_users"),
+    [
+        ({}, "acl", "User:admin"),
+        ({"authorizer": "acl"}, "acl", "User:admin"),
+        ({"super_users": "User:root"}, "acl", "User:root"),
+        ({"authorizer": "none"}, "none", ""),
+    ],
+)
+def test_users_need_rights_and_the_first_one_has_all_unless_it_is_given_otherwise(
+    flags: dict[str, str], authorizer: str, super_users: str
+) -> None:
+    alone = protected(**flags)
+    assert (alone.authorizer, alone.super_users) == (authorizer, super_users)
+    in_cluster = {**flags, **protected_cluster_values({"listeners": "h:9", **flags}, "d", "c")}
+    assert (in_cluster["authorizer"], in_cluster.get("super_users", "")) == (authorizer, super_users)
+    assert load_settings(None, {}, environment=False).authorizer == "none"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.api.routing.publishing import publish_records
 from mansio.api.routing.read_records import read_records
 from mansio.broker.coordinator.group.group_inspection import SHARE
-from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
+from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id, on_listener
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.client.types import Message
@@ -465,4 +465,4 @@ def caller_of(context: Any, clock: Clock) -> Caller:
     check_client_id(client_id)
     left_s = context.time_remaining()
     deadline = None if left_s is None else clock.monotonic() + left_s
-    return Caller(session_of_call(), client_id, host_of(context.peer()), deadline)
+    return Caller(on_listener(session_of_call(), "grpc"), client_id, host_of(context.peer()), deadline)

@@ -14,6 +14,7 @@ from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.http.v1 import routes as v1
 from mansio.api.http.v1.operation import ApiContext
+from mansio.config.addresses import is_loopback_host
 from mansio.config.security import has_certificate_users
 from mansio.state.authentication.certificate_names import MappingRules
 
@@ -57,6 +58,10 @@ def authenticating(
     if has_certificate_users(settings.http_security, settings.ssl_client_auth):
         rules = MappingRules(settings.ssl_principal_mapping_rules)
         return CertificateAuthentication(app, rules, log_ins, revocations)
+    address = settings.http_address
+    if settings.authorizer != "none" and (address is None or is_loopback_host(address.host)):
+        # Programs on this machine may log in, for the rights of their user.
+        return BasicAuthentication(app, log_ins, is_required=False)
     return app
 
 

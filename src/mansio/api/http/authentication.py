@@ -70,10 +70,14 @@ def may_see_names(request: Request, may_describe: Callable[[Caller], bool]) -> b
 class BasicAuthentication:
     """ASGI application that passes the requests of users on to another one."""
 
-    def __init__(self, app: ASGIApp, log_ins: Callable[[], LogInService | None]) -> None:
-        """`log_ins`: returns the service, None before the broker has started."""
+    def __init__(
+        self, app: ASGIApp, log_ins: Callable[[], LogInService | None], *, is_required: bool = True
+    ) -> None:
+        """`log_ins`: returns the service, None before the broker has started. `is_required`: otherwise a client that
+        sends no user is anonymous."""
         self._app = app
         self._log_ins = log_ins
+        self._is_required = is_required
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,6 +85,9 @@ class BasicAuthentication:
             return
         request = Request(scope)
         authorization = request.headers.get("authorization")
+        if authorization is None and not self._is_required:
+            await self._app(scope, receive, send)
+            return
         if authorization is None and _is_open(scope):
             scope[_SESSION] = None
             await self._app(scope, receive, send)

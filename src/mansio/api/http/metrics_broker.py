@@ -115,6 +115,10 @@ def _authentications(broker: RunningBroker) -> Iterator[Measurement]:
         "waiting_password_checks", "Passwords that wait to be checked.", services.passwords.waiting_count
     )
     yield _gauge("users", "Users of the cluster.", services.users.user_count)
+    yield _gauge("acls", "Access control lists of the cluster.", services.acls.acl_count)
+    yield _counter("audit_lines", "Lines of the audit.", services.audit.line_count)
+    meaning = "Events and lines of the audit that were lost: too many at once, or a destination that failed."
+    yield _counter("audit_lost", meaning, services.audit.lost_count)
     meaning = "Listeners that other machines reach and that do not authenticate their clients."
     yield _gauge("unprotected_listeners", meaning, len(services.settings.unprotected_listeners))
 

@@ -52,7 +52,7 @@ from mansio.api.sqs.signature import (
     check_signature,
     read_access_keys,
 )
-from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession, on_listener
 from mansio.broker.services.log_ins import CUT_OFF
 from mansio.errors import MansioError, SaslAuthenticationFailed, Unavailable
 
@@ -185,7 +185,7 @@ class SqsEndpoint:
         else:
             session, access_key = ClientSession(authorization.access_key), authorization.access_key
         caller = Caller(
-            session,
+            on_listener(session, "sqs"),
             client_id=access_key or SQS_CLIENT_ID,
             address="" if address is None else address.host,
         )

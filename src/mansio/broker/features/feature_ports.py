@@ -22,7 +22,7 @@ def _everyone_may(_owner: str, _topic: str) -> bool:
 
 class FeaturePorts(NamedTuple):
     """What features use of the outside world. `background`: the thread that writes snapshots. `may_write`: whether the
-    owner of something stored may write to a topic now (`Authorization.owner_may_write`)."""
+    owner of something stored may write to a topic now (`owner_may_write`)."""
 
     disk: Disk
     background: Background

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from mansio.errors import InvalidRequest
@@ -46,18 +47,26 @@ BROKER_SESSION: Final = ClientSession(is_broker=True)
 """Session of a broker of the cluster, which has proved its identity."""
 
 
+@lru_cache(1024)
+def on_listener(session: ClientSession, listener: str) -> ClientSession:
+    """Return a session with the name of its listener: `http`, `grpc` or `sqs`."""
+    return replace(session, listener=listener)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The client for which a service is called. One object may be used for all requests of a connection.
 
     `client_id` is chosen by the client and selects its quota. `address` is the client's host, for logs and
-    descriptions. `deadline` is in monotonic seconds; None for no deadline.
+    descriptions. `deadline` is in monotonic seconds; None for no deadline. `api` is the name of the API of
+    Kafka's protocol through which the service is called, "" if it is called otherwise; the audit has it.
     """
 
     session: ClientSession = ANONYMOUS_SESSION
     client_id: str = ""
     address: str = ""
     deadline: float | None = None
+    api: str = ""
 
     @property
     def forwarded(self) -> ForwardedClient:

@@ -12,16 +12,17 @@ Model: AclControlManager of Kafka.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.services.authorization import requester_of
 from mansio.config.item_limit import ITEMS_MAX, too_many_items
-from mansio.errors import MansioError, PolicyViolation
+from mansio.errors import InvalidRequest, MansioError, PolicyViolation
 from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
 from mansio.metadata.metadata_store import Delete, Put, new_writer_id
-from mansio.state.authorization.acls import AclFilter, Operation, checked_filter
+from mansio.state.authorization.acls import AclFilter, Operation, ResourceType, checked_filter
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Random, Scheduler
     from mansio.state.authorization.acls import Acl
-    from mansio.state.authorization.authorizer import Authorizer
+    from mansio.state.authorization.authorizer import Authorizer, Decision, Requester
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,24 @@ def follow_acls(state: MetadataImage, authorizer: Authorizer) -> None:
     for acl in state.acls.values():
         authorizer.add(acl)
     state.on_acl_change(lambda acl, exists: authorizer.add(acl) if exists else authorizer.remove(acl))
+
+
+class Query(NamedTuple):
+    """An operation on a resource, as a request names it."""
+
+    operation: int
+    resource_type: int
+    name: str
+
+    def checked(self) -> tuple[Operation, ResourceType]:
+        """Return operation and type. Raises `InvalidRequest` unless both are known and the name is not empty."""
+        if self.operation not in tuple(Operation) or self.operation == Operation.ALL:
+            raise InvalidRequest(f"nobody does the operation {self.operation}")
+        if self.resource_type not in tuple(ResourceType):
+            raise InvalidRequest(f"there is no type of resource {self.resource_type}")
+        if not self.name:
+            raise InvalidRequest("the name of the resource is empty")
+        return Operation(self.operation), ResourceType(self.resource_type)
 
 
 class AclService:
@@ -85,6 +104,35 @@ class AclService:
 
     def _select(self, selected: AclFilter) -> list[Acl]:
         return self._authorization.authorizer.acls(checked_filter(selected))
+
+    def check_each(
+        self, queries: Sequence[Query], *, subject: Requester | None, caller: Caller
+    ) -> list[Decision | MansioError]:
+        """Return what `subject` may do, with the ACL that decides it, for each query. None stands for the caller: about
+        itself each caller may ask. Without an authorizer everything is allowed.
+
+        Errors: `ClusterAuthorizationFailed`; `PolicyViolation` for too many queries; of one query, `InvalidRequest`.
+        """
+        if subject is not None:
+            self._authorization.check_cluster(caller, Operation.DESCRIBE)
+        if (refused := too_many_items(len(queries))) is not None:
+            raise copied(refused)
+        decisions: list[Decision | MansioError] = []
+        for query in queries:
+            try:
+                operation, resource_type = query.checked()
+            except InvalidRequest as error:
+                decisions.append(without_traceback(error))
+                continue
+            decisions.append(
+                self._authorization.decide(
+                    requester_of(caller) if subject is None else subject,
+                    operation,
+                    resource_type,
+                    query.name,
+                )
+            )
+        return decisions
 
     async def create_each(
         self, items: Sequence[Acl | MansioError], *, caller: Caller

@@ -2,12 +2,17 @@
 
 Without an authorizer everything is allowed. Services ask at the entry of a request, before any look-up, so that an
 error tells nothing about what exists.
+
+Each refusal is reported to the audit once: by `check`, `check_all`, `do_for_allowed` and `allowed_of_named` themselves.
+A service that asks `allows` or `allowed_names`, and answers with an error, calls `report_refusal`. What a list leaves
+out is no refusal.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.errors import (
@@ -20,19 +25,24 @@ from mansio.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
-from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE, new_requester
+from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE, Decision, new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from mansio.broker.routing.caller import Caller
-    from mansio.state.authorization.authorizer import Authorizer, Decision, Requester
+    from mansio.state.authorization.authorizer import Authorizer, Requester
+
+    OnRefusal = Callable[[Caller, Operation, ResourceType, str], None]
 
 REQUESTERS_KEPT_MAX: Final = 4_096
 
 GRANTS_MAX: Final = 1_024
 """Maximum number of names of one kind in the grants of a caller. With more of them, decisions are made again."""
+
+REPORTED_MAX: Final = 200
+"""Number of refused resources of one request that are reported."""
 
 _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -40,6 +50,9 @@ _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.CLUSTER: ClusterAuthorizationFailed,
     ResourceType.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
 }
+
+EVERYTHING_IS_ALLOWED: Final = Decision(is_allowed=True, acl=None)
+"""The decision without an authorizer."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,18 +67,23 @@ class _NoRules:
     revision: Final = 0
 
 
+def _ignore(caller: Caller, operation: Operation, resource_type: ResourceType, name: str, /) -> None:
+    """Report nothing."""
+
+
 class Authorization:
     """Asks the authorizer of a broker for the callers of its services."""
 
-    __slots__ = ("_authorizer", "is_enabled", "rules")
+    __slots__ = ("_authorizer", "_report_refusal", "is_enabled", "rules")
 
-    def __init__(self, authorizer: Authorizer | None) -> None:
-        """Ask `authorizer`; None: everything is allowed."""
+    def __init__(self, authorizer: Authorizer | None, report_refusal: OnRefusal = _ignore) -> None:
+        """Ask `authorizer`; None: everything is allowed. `report_refusal` is called for each refusal."""
         self._authorizer = authorizer
         self.is_enabled = authorizer is not None
         """Whether there is an authorizer."""
         self.rules: Authorizer | _NoRules = authorizer or _NoRules()
         """Has the `revision` as an attribute, for requests that must not call anything to compare it."""
+        self._report_refusal = report_refusal
 
     @property
     def authorizer(self) -> Authorizer:
@@ -95,14 +113,23 @@ class Authorization:
         return (
             authorizer is None
             or caller.session.is_broker
-            or authorizer.allows(_requester_of(caller), operation, resource_type, name)
+            or authorizer.allows(requester_of(caller), operation, resource_type, name)
         )
 
     def check(self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> None:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on it. The error
         is the same whether the resource exists or not."""
         if not self.allows(caller, operation, resource_type, name):
-            raise _refusal(caller, operation, resource_type, name)
+            raise self.refusal(caller, operation, resource_type, name)
+
+    def refusal(
+        self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str
+    ) -> AuthorizationFailed:
+        """Report that a caller is refused an operation on a resource, and return the error."""
+        self._report_refusal(caller, operation, resource_type, name)
+        kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
+        what = resource_type.name.replace("_", " ").lower()
+        return kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
 
     def check_cluster(self, caller: Caller, operation: Operation) -> None:
         """Raise `ClusterAuthorizationFailed` unless a caller may do an operation on the cluster."""
@@ -114,7 +141,7 @@ class Authorization:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on each resource.
         The error names none of them."""
         wanted = list(dict.fromkeys(names))
-        if len(self.allowed_names(caller, operation, resource_type, wanted)) < len(wanted):
+        if len(self.allowed_of_named(caller, operation, resource_type, wanted)) < len(wanted):
             kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
             what = resource_type.name.replace("_", " ").lower()
             raise kind(
@@ -154,7 +181,21 @@ class Authorization:
         """Return those resources on which a caller may do an operation, in their order."""
         if self._authorizer is None or caller.session.is_broker:
             return list(names)
-        return self._authorizer.allowed_names(_requester_of(caller), operation, resource_type, names)
+        return self._authorizer.allowed_names(requester_of(caller), operation, resource_type, names)
+
+    def allowed_of_named(
+        self, caller: Caller, operation: Operation, resource_type: ResourceType, names: Iterable[str]
+    ) -> list[str]:
+        """Return the same as `allowed_names`, for resources that a request names: the others are refused."""
+        if self._authorizer is None or caller.session.is_broker:
+            return list(names)
+        wanted = list(names)
+        allowed = self.allowed_names(caller, operation, resource_type, wanted)
+        if len(allowed) < len(wanted):
+            known = set(allowed)
+            for name in islice((name for name in wanted if name not in known), REPORTED_MAX):
+                self._report_refusal(caller, operation, resource_type, name)
+        return allowed
 
     def allows_any(self, caller: Caller, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether a caller may do an operation on any resource of a type (KIP-679)."""
@@ -162,7 +203,7 @@ class Authorization:
         return (
             authorizer is None
             or caller.session.is_broker
-            or authorizer.allows_any(_requester_of(caller), operation, resource_type)
+            or authorizer.allows_any(requester_of(caller), operation, resource_type)
         )
 
     def authorized_operations(self, caller: Caller, resource_type: ResourceType, name: str) -> int:
@@ -170,7 +211,7 @@ class Authorization:
         authorizer = self._authorizer
         if authorizer is None or caller.session.is_broker:
             return OPERATIONS_OF_TYPE[resource_type]
-        return authorizer.authorized_operations(_requester_of(caller), resource_type, name)
+        return authorizer.authorized_operations(requester_of(caller), resource_type, name)
 
     def authorized_operations_each(
         self, caller: Caller, resource_type: ResourceType, names: Iterable[str]
@@ -180,7 +221,7 @@ class Authorization:
         authorizer = self._authorizer
         if authorizer is None or caller.session.is_broker:
             return repeat(OPERATIONS_OF_TYPE[resource_type])
-        requester = _requester_of(caller)
+        requester = requester_of(caller)
         return (authorizer.authorized_operations(requester, resource_type, name) for name in names)
 
     def owner_of(self, caller: Caller) -> str:
@@ -191,20 +232,13 @@ class Authorization:
             "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
         )
 
-    def owner_may_write(self, owner: str, topic: str) -> bool:
-        """Whether the owner of something stored may write to a topic now. Groups of the owner's session do not count.
-        What was stored without an owner, before there was an authorizer, may."""
-        if self._authorizer is None or not owner:
-            return True
-        host, _, principal = owner.partition(" ")
-        requester = _requester(principal.removeprefix("User:"), host, ())
-        return self._authorizer.allows(requester, Operation.WRITE, ResourceType.TOPIC, topic)
-
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:
-        """Return what a requester may do and which ACL decides it, for people. Raises `SecurityDisabled`."""
-        return self.authorizer.decide(requester, operation, resource_type, name)
+        """Return what a requester may do and which ACL decides it, for people."""
+        if self._authorizer is None:
+            return EVERYTHING_IS_ALLOWED
+        return self._authorizer.decide(requester, operation, resource_type, name)
 
 
 class Grants:
@@ -255,16 +289,26 @@ class Grants:
         """Whether the caller may write to a topic. `topic_id`: the key in `writable` if the caller names it so."""
         return self._ask(self.writable, Operation.WRITE, ResourceType.TOPIC, topic, topic_id)
 
-    def check_group(self, group_id: str) -> None:
-        """Raise `GroupAuthorizationFailed` unless the caller may read in a group."""
+    def check_group(self, group_id: str, api: str) -> None:
+        """Raise `GroupAuthorizationFailed` unless the caller may read in a group. `api`: see `topic_refusal`."""
         if not self._ask(self.groups, Operation.READ, ResourceType.GROUP, group_id):
-            raise _refusal(self.caller, Operation.READ, ResourceType.GROUP, group_id)
+            raise self._refusal(Operation.READ, ResourceType.GROUP, group_id, api)
 
     def check_transactional_id(self, transactional_id: str) -> None:
         """Raise `TransactionalIdAuthorizationFailed` unless the caller may use a transactional id."""
         kind = ResourceType.TRANSACTIONAL_ID
         if not self._ask(self.transactional_ids, Operation.WRITE, kind, transactional_id):
-            raise _refusal(self.caller, Operation.WRITE, kind, transactional_id)
+            raise self._refusal(Operation.WRITE, kind, transactional_id, "produce")
+
+    def topic_refusal(self, operation: Operation, topic: str, api: str) -> MansioError:
+        """Report that the caller is refused an operation on a topic, and return the error, as a result. `api`: what it
+        asks for, for the audit."""
+        return without_traceback(self._refusal(operation, ResourceType.TOPIC, topic, api))
+
+    def _refusal(
+        self, operation: Operation, resource_type: ResourceType, name: str, api: str
+    ) -> AuthorizationFailed:
+        return self._authorization.refusal(replace(self.caller, api=api), operation, resource_type, name)
 
     def _ask(
         self,
@@ -284,19 +328,17 @@ class Grants:
         return True
 
 
-def refusal_of(caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> MansioError:
-    """Return the error of an operation that a caller may not do on a resource, as a result."""
-    return without_traceback(_refusal(caller, operation, resource_type, name))
+def owner_may_write(authorizer: Authorizer | None, owner: str, topic: str) -> bool:
+    """Whether the owner of something stored (`Authorization.owner_of`) may write to a topic now. Groups of the owner's
+    session do not count. What was stored without an owner, before there was an authorizer, may."""
+    if authorizer is None or not owner:
+        return True
+    host, _, principal = owner.partition(" ")
+    requester = _requester(principal.removeprefix("User:"), host, ())
+    return authorizer.allows(requester, Operation.WRITE, ResourceType.TOPIC, topic)
 
 
-def _refusal(
-    caller: Caller, operation: Operation, resource_type: ResourceType, name: str
-) -> AuthorizationFailed:
-    kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
-    what = resource_type.name.replace("_", " ").lower()
-    return kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
-
-
-def _requester_of(caller: Caller) -> Requester:
+def requester_of(caller: Caller) -> Requester:
+    """Return a caller as the authorizer knows it."""
     session = caller.session
     return _requester(session.user, caller.address, session.groups)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.acls import AclService
+    from mansio.broker.services.audit.audit_service import AuditService
     from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
@@ -73,6 +74,7 @@ class BrokerServices:
     quotas: QuotaService
     authorization: Authorization
     acls: AclService
+    audit: AuditService
     users: UserService
     passwords: PasswordChecker
     log_ins: LogInService

@@ -18,9 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalescer
-from mansio.broker.services.authorization import refusal_of
 from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -347,7 +346,7 @@ class FetchService:
         name = self._partitions.name_of(topic_id) if topic is None else topic
         if grants is None or name is None or grants.may_read(name, topic_id if topic is None else None):
             return None
-        return refusal_of(grants.caller, Operation.READ, ResourceType.TOPIC, name)
+        return grants.topic_refusal(Operation.READ, name, "fetch")
 
     def _read_for_follower(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool

@@ -316,17 +316,20 @@ class GroupService:
                 requires_stable=requires_stable,
             )
         if allowed is None:
-            allowed = self._describable(caller, [*committed, *unstable])
+            allowed = self._describable(caller, [*committed, *unstable], is_named=False)
             committed = {key: found for key, found in committed.items() if key[0] in allowed}
             unstable = frozenset(key for key in unstable if key[0] in allowed)
         refused = frozenset(key for key in wanted or () if key[0] not in allowed)
         return FetchedOffsets(committed, unstable, refused)
 
-    def _describable(self, caller: Caller, partitions: Iterable[tuple[str, int]]) -> frozenset[str]:
+    def _describable(
+        self, caller: Caller, partitions: Iterable[tuple[str, int]], *, is_named: bool = True
+    ) -> frozenset[str]:
+        """Return the topics that a caller may DESCRIBE. `is_named`: the request names them."""
         topics = dict.fromkeys(topic for topic, _ in partitions)
-        return frozenset(
-            self._authorization.allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics)
-        )
+        authorization = self._authorization
+        select = authorization.allowed_of_named if is_named else authorization.allowed_names
+        return frozenset(select(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics))
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]], *, caller: Caller

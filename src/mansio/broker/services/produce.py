@@ -24,7 +24,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.partition.append_validation import needs_thread
-from mansio.broker.services.authorization import refusal_of
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
     ConcurrentTransactions,
@@ -42,7 +41,7 @@ from mansio.errors import (
     UnsupportedCompression,
 )
 from mansio.ports import complete
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import HEADER_BYTES, read_header
@@ -276,7 +275,7 @@ class ProduceService:
         name = self._partitions.name_of(topic_id) if topic is None else topic
         if grants is None or name is None or grants.may_write(name, topic_id if topic is None else None):
             return None
-        return refusal_of(grants.caller, Operation.WRITE, ResourceType.TOPIC, name)
+        return grants.topic_refusal(Operation.WRITE, name, "produce")
 
     def _append_processed(
         self,

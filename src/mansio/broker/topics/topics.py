@@ -22,6 +22,7 @@ from mansio.broker.topics.topic_lifecycle import TopicLifecycle, split_into_chun
 from mansio.config import topic_config
 from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_entries import topic_entries
+from mansio.config.topic_names import AUDIT_TOPIC
 from mansio.errors import (
     ConcurrentChange,
     InvalidTopic,
@@ -38,6 +39,7 @@ from mansio.metadata.metadata_response import TopicEncoder
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Put, new_writer_id
 from mansio.metadata.model import TOPIC_CREATING, Topic
 from mansio.metadata.topic_plan import (
+    AUDIT_TOPIC_CONFIGS,
     COMPACTED_TOPIC_CONFIGS,
     INTERNAL_TOPICS,
     PRUNED_TOPIC_CONFIGS,
@@ -496,6 +498,8 @@ class TopicService:
 
 def _internal_topic_configs(name: str) -> dict[str, str]:
     """Return the settings with which the internal topic of this name is created."""
+    if name == AUDIT_TOPIC:
+        return AUDIT_TOPIC_CONFIGS
     return PRUNED_TOPIC_CONFIGS if name in PRUNED_TOPICS else COMPACTED_TOPIC_CONFIGS
 
 

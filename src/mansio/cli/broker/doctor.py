@@ -4,7 +4,8 @@ Checks Python and its build, the packages of each extra, the default ports, free
 directory's disk, limits of the process, Java, etcd, whether a broker answers (if not, which of name, port, protocol,
 certificate, user or password is wrong), the health of each broker of its cluster,
 and whether that has transactions that hang. Changes nothing but one temporary file, which the flush check writes and
-removes. With `--spark`, checks a Spark cluster instead. `mansio data check DIR` examines stored data.
+removes. With `--spark`, checks a Spark cluster instead. With `--job`, checks the rights of its user for a pipeline
+job, too. `mansio data check DIR` examines stored data.
 
 Exit codes: 0 no problem, 1 at least one problem. A missing optional part is a note, not a problem.
 """
@@ -30,7 +31,7 @@ from mansio.cli.support.common import CONNECT_TIMEOUT_MS, connect, current_addre
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mansio.client.admin.cluster import BrokerHealth
     from mansio.net.security_settings import SecuritySettings
@@ -115,6 +116,26 @@ def doctor(
             help="Directory that driver and workers must share, for --spark; repeatable.",
         ),
     ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="JOB",
+            help="Check the rights of this user for a pipeline job, such as archive, run, run-to-topic, replay.",
+        ),
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC", help="Topic that the job reads, for --job; repeatable."),
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="TOPIC", help="Topic that the job writes, for --job; repeatable."),
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option("--name", metavar="PIPELINE", help="Name of the pipeline, for --job."),
+    ] = None,
 ) -> None:
     """Check the environment: Python, extras, ports, the disk, Java, etcd, and the health of the brokers.
 
@@ -125,6 +146,8 @@ def doctor(
         checks = check_spark(master, remote, bootstrap_servers, tuple(shared or ()))
     else:
         checks = list(_checks(data, bootstrap_servers))
+    if job is not None:
+        checks += check_rights(bootstrap_servers, job, topics or (), targets or (), pipeline)
     if output is Output.JSON:
         show_json([asdict(check) for check in checks])
     else:
@@ -478,6 +501,43 @@ def check_transactions(bootstrap_servers: str) -> Check:
         detail = f"open for more than {minutes} minutes: {old[0]!r}{more}"
         return Check("transactions", Status.NOTE, detail)
     return Check("transactions", Status.OK, "none is open for long")
+
+
+def check_rights(
+    bootstrap_servers: str, job: str, topics: Sequence[str], targets: Sequence[str], pipeline: str | None
+) -> list[Check]:
+    """Check whether the user of this client has the rights that a pipeline job needs. A missing right is a problem,
+    with the command that gives it."""
+    from mansio.cli.support.common import usage_error
+    from mansio.errors import MansioError, UnsupportedVersion
+    from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
+    from mansio.net.contexts import resolve_security
+    from mansio.pipelines.rights import Job, rights_of
+
+    if job not in tuple(Job):
+        usage_error(f"{job!r} is not a job; there are {', '.join(Job)}", "--job")
+    rights = rights_of(Job(job), topics, targets, pipeline)
+    address = bootstrap_servers or current_addresses() or DEFAULT_BOOTSTRAP_SERVERS
+
+    async def ask() -> list[bool]:
+        async with connect(address) as client:
+            queries = [(right.operation, right.resource_type, right.name) for right in rights]
+            return [each.is_allowed for each in await client.admin.acls.check(queries)]
+
+    try:
+        user = resolve_security(address).user or "ANONYMOUS"
+        allowed = run(ask())
+    except UnsupportedVersion as error:
+        return [Check("rights", Status.NOTE, error.message)]
+    except MansioError as error:
+        return [Check("rights", Status.PROBLEM, error.message)]
+    missing = [right for right, is_allowed in zip(rights, allowed, strict=True) if not is_allowed]
+    if not missing:
+        return [Check("rights", Status.OK, f"{user} has the {len(rights)} rights of {job}")]
+    return [
+        Check("rights", Status.PROBLEM, f"{user} lacks {right}: {right.command(f'User:{user}')}")
+        for right in missing
+    ]
 
 
 def check_spark(

@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mansio.client.admin.acls import AclAdmin
 from mansio.client.admin.cluster import ClusterAdmin
 from mansio.client.admin.delays import DelayAdmin
 from mansio.client.admin.groups import GroupDescription, GroupListings, describe_group, list_groups
@@ -113,6 +114,8 @@ class Admin:
         """Client quotas."""
         self.users: UserAdmin = UserAdmin(cluster)
         """Users that authenticate with a password."""
+        self.acls: AclAdmin = AclAdmin(cluster)
+        """Access control lists: what users may do."""
         self.cluster: ClusterAdmin = ClusterAdmin(cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)

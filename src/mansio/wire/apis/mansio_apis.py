@@ -15,7 +15,8 @@ FindCoordinator with the key type of transactional ids, and are advertised, too.
 the broker that answers, and is advertised.
 
 `SetPassword` changes the password of a user and keeps the previous one valid for some time, which KIP-554 cannot: both
-need the same salt, which clients do not know. Any broker processes it; it is advertised.
+need the same salt, which clients do not know. `CheckAuthorization` returns what a user may do, and the ACL that
+decides it. Any broker processes both; they are advertised.
 
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
@@ -682,6 +683,57 @@ class SetPasswordResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationQuery(_Flexible):
+    """An operation on a resource, with the numbers of ACLs."""
+
+    operation: int = field(metadata=_INT8)
+    resource_type: int = field(metadata=_INT8)
+    resource_name: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAuthorizationRequest(_Flexible):
+    """Request. `user`: the name of a user who is in `groups` and connects from `host`; None: the client that asks, and
+    `groups` and `host` do not count."""
+
+    user: str | None = field(metadata=_TEXT)
+    groups: tuple[str, ...] = field(metadata=_TEXT, default=())
+    host: str = field(metadata=_TEXT, default="")
+    queries: tuple[AuthorizationQuery, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationDecision(_Flexible):
+    """Answer to one query. `error_code`: the query is invalid, and nothing else counts. If `has_acl`, the fields from
+    `resource_type` on are the ACL that decides; else the user is a super user (`is_super_user`), there is no authorizer
+    (`is_open`), or no ACL applies."""
+
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    is_allowed: bool = field(metadata=_BOOL, default=False)
+    is_super_user: bool = field(metadata=_BOOL, default=False)
+    is_open: bool = field(metadata=_BOOL, default=False)
+    has_acl: bool = field(metadata=_BOOL, default=False)
+    resource_type: int = field(metadata=_INT8, default=0)
+    pattern_type: int = field(metadata=_INT8, default=0)
+    resource_name: str = field(metadata=_TEXT, default="")
+    principal: str = field(metadata=_TEXT, default="")
+    host: str = field(metadata=_TEXT, default="")
+    operation: int = field(metadata=_INT8, default=0)
+    permission: int = field(metadata=_INT8, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAuthorizationResponse(_Flexible):
+    """Response. `decisions`: in the order of the queries."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    decisions: tuple[AuthorizationDecision, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeHealthRequest(_Flexible):
     """Request for the health of the broker that answers."""
 
@@ -729,6 +781,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.DESCRIBE_HEALTH: (DescribeHealthRequest, DescribeHealthResponse),
     ApiKey.FORWARD_REQUEST: (ForwardRequestRequest, ForwardRequestResponse),
     ApiKey.SET_PASSWORD: (SetPasswordRequest, SetPasswordResponse),
+    ApiKey.CHECK_AUTHORIZATION: (CheckAuthorizationRequest, CheckAuthorizationResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

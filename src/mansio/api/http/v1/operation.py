@@ -22,7 +22,7 @@ from mansio.api.asgi.problems import InvalidField, from_validation, http_problem
 from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.authentication import session_of_request
 from mansio.api.request_budget import RequestBudget
-from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
+from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id, on_listener
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 
@@ -134,7 +134,11 @@ class Call:
         if client_id is None:
             client_id = headers.get("user-agent", HTTP_CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
         check_client_id(client_id)
-        return Caller(session_of_request(self.request), client_id, "" if address is None else address.host)
+        return Caller(
+            on_listener(session_of_request(self.request), "http"),
+            client_id,
+            "" if address is None else address.host,
+        )
 
 
 @dataclass(frozen=True, slots=True)

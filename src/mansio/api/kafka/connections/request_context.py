@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller
+from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
+
+
+API_NAMES: Final = {int(key): key.name for key in ApiKey}
+"""Names of the APIs by key."""
 
 
 def _ignore_throttle_time(throttle_ms: int) -> None:
@@ -40,9 +45,11 @@ class RequestContext(NamedTuple):
     @property
     def caller(self) -> Caller:
         """The client as services know it."""
-        return Caller(self.session, self.client_id or "", self.client_host)
+        return Caller(self.session, self.client_id or "", self.client_host, api=API_NAMES[self.api_key])
 
     @property
     def forwarding_caller(self) -> Caller:
         """The client for which another broker makes a request that only brokers may send."""
-        return Caller(self.forwarding_session, self.client_id or "", self.client_host)
+        return Caller(
+            self.forwarding_session, self.client_id or "", self.client_host, api=API_NAMES[self.api_key]
+        )

@@ -1,12 +1,18 @@
-"""DescribeAcls, CreateAcls and DeleteAcls (KIP-140, KIP-290): each item of a request succeeds or fails on its own."""
+"""DescribeAcls, CreateAcls and DeleteAcls (KIP-140, KIP-290), and CheckAuthorization.
+
+Behavior: each item of a request succeeds or fails on its own.
+"""
 
 from __future__ import annotations
 
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from mansio.broker.services.acls import Query
+from mansio.broker.services.authorization import EVERYTHING_IS_ALLOWED
 from mansio.errors import MansioError
 from mansio.state.authorization.acls import AclFilter, checked_acl
+from mansio.state.authorization.authorizer import new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -117,6 +123,35 @@ def _matching(acl: Acl) -> Fields:
         "operation": acl.operation,
         "permission_type": acl.permission,
     }
+
+
+async def check_authorization(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Return what a user may do, and the ACL that decides it."""
+    subject = None
+    if request.user is not None:
+        subject = new_requester(request.user, request.host, request.groups)
+    queries = [Query(each.operation, each.resource_type, each.resource_name) for each in request.queries]
+    decisions = service.acls.check_each(queries, subject=subject, caller=context.caller)
+    return {
+        "decisions": [
+            _error_fields(each)
+            if isinstance(each, MansioError)
+            else {
+                "is_allowed": each.is_allowed,
+                "is_super_user": each.is_super_user,
+                "is_open": each is EVERYTHING_IS_ALLOWED,
+                "has_acl": each.acl is not None,
+                **({} if each.acl is None else _decided_by(each.acl)),
+            }
+            for each in decisions
+        ]
+    }
+
+
+def _decided_by(acl: Acl) -> Fields:
+    fields = _matching(acl)
+    permission = fields.pop("permission_type")
+    return {**fields, "permission": permission}
 
 
 def _error_fields(error: MansioError) -> Fields:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import importlib
 import logging
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.large_requests import on_thread
-from mansio.errors import MansioError, WireError
+from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE, CHANGES_MAX, changes_of
+from mansio.errors import AuthorizationFailed, MansioError, WireError
 from mansio.logs import fields as fields_of_event
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
@@ -113,6 +115,9 @@ class RequestRouter:
             if isinstance(error, WireError) and SUPPORTED_APIS[ApiKey(context.api_key)].is_decoded_by_handler:
                 pending_response.reject(error)  # invalid bytes, which only the handler can detect
                 return None
+            is_audited = isinstance(error, AuthorizationFailed) and self._service.audit.is_enabled
+            if not is_audited:
+                _log_rejection(error, context)
             rejection = _error_fields(error, context)
             if rejection is None:
                 pending_response.reject(error)
@@ -120,6 +125,10 @@ class RequestRouter:
             fields = rejection
         if not isinstance(fields, bytes):
             self._service.statistics.count_errors(context.api_key, fields)
+            if context.api_key in ADMINISTRATIVE and self._service.audit.is_enabled:
+                caller = context.caller
+                for change in islice(changes_of(context.api_key, request, fields), CHANGES_MAX):
+                    self._service.audit.report_change(caller, *change)
         return fields
 
     def _find(self, api_key: int) -> Handler:
@@ -149,9 +158,7 @@ def _encode(fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes
     return messages.encode_response(context.api_key, context.api_version, context.correlation_id, fields)
 
 
-def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any] | None:
-    """Return the fields of a response that rejects the whole request; None if the version of the API has an error per
-    item only."""
+def _log_rejection(error: MansioError, context: RequestContext) -> None:
     logger.warning(
         "request_rejected",
         extra=fields_of_event(
@@ -163,6 +170,11 @@ def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]
             reason=error.message,
         ),
     )
+
+
+def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any] | None:
+    """Return the fields of a response that rejects the whole request; None if the version of the API has an error per
+    item only."""
     names = messages.field_names(context.api_key, context.api_version, messages.RESPONSE)
     if "error_code" not in names:
         return None

@@ -541,7 +541,7 @@ def create_dead_letter_manager(
 ) -> DeadLetterManager:
     """Return the dead-letter manager of one broker.
 
-    `overrides`: returns the settings of a group; `may_write`: see `Authorization.owner_may_write`; `peers`: connections to other brokers on which no request waits for
+    `overrides`: returns the settings of a group; `may_write`: see `owner_may_write`; `peers`: connections to other brokers on which no request waits for
     long, None on a single node."""
     targets = DeadLetterTopics(
         node_id=settings.node_id,

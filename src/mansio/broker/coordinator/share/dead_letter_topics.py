@@ -13,10 +13,11 @@ Source: KIP-1191.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.topics.leader_appends import LeaderAppends, LedPartition
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
 from mansio.config.share_group_config import (
@@ -29,9 +30,6 @@ from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
 from mansio.config.topic_names import dead_letter_topic_of
 from mansio.errors import (
     InvalidTopic,
-    LeaderNotAvailable,
-    MansioError,
-    NotLeaderOrFollower,
     OffsetOutOfRange,
     PolicyViolation,
     RequestTimedOut,
@@ -40,17 +38,15 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.net.retry import client_error_for_code
-from mansio.ports import complete, complete_with_error, result_within
-from mansio.tracebacks import copied, result_of
-from mansio.wire.apis import fetch, produce
+from mansio.ports import complete
+from mansio.tracebacks import result_of
+from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
-from mansio.wire.field_values import ACKS_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mansio.broker.partition.partition import Partition
-    from mansio.broker.partition.partition_hook import AppendResult
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.topics.topics import TopicService
     from mansio.metadata.model import Topic
@@ -64,9 +60,6 @@ RETENTION_MS: Final = 14 * 24 * 3600 * 1000
 ADDED_HEADERS_RESERVE_BYTES: Final = 64 * 1024
 """`max.message.bytes` of a dead-letter topic that the broker creates exceeds that of the source topic by this."""
 
-WRITE_TIMEOUT_MS: Final = 10_000
-PRODUCE_VERSION: Final = 13
-DUPLICATE_SEQUENCE: Final = 46
 DEAD_LETTERS_CLIENT_ID: Final = "mansio-dead-letters"
 
 CLOCK_SKEW_MS_MAX: Final = 60 * 60 * 1000
@@ -103,16 +96,21 @@ class DeadLetterTopics:
         peers: Peers | None = None,
     ) -> None:
         """Create the service. `overrides`: returns the settings of a group; `topic_name_prefix`: prefix of the name of
-        a source topic for the default name of its dead-letter topic; `may_write`: see `Authorization.owner_may_write`;
-        `peers`: None on a single node."""
+        a source topic for the default name of its dead-letter topic; `may_write`: see `owner_may_write`; `peers`: None
+        on a single node."""
         self._may_write = may_write
-        self._node_id = node_id
         self._topics = topics
-        self._partitions = partitions
         self._scheduler = scheduler
         self._overrides = overrides
         self._topic_name_prefix = topic_name_prefix
-        self._peers = peers
+        self._appends = LeaderAppends(
+            node_id=node_id,
+            topics=topics,
+            partitions=partitions,
+            scheduler=scheduler,
+            client_id=DEAD_LETTERS_CLIENT_ID,
+            peers=peers,
+        )
         self._creating: dict[str, list[Promise[None]]] = {}  # waiters for the topic of that name
 
     # ------------------------------------------------------------------ selection
@@ -224,45 +222,16 @@ class DeadLetterTopics:
 
         Raises the error of the append, or one of the errors of a timeout or a lost connection, after which it is
         unknown whether the batch was appended."""
-        leader = self._leader_of(target)
-        if leader is None:
-            partition = self._local_partition(target)
-            appended = await self._append_locally(partition, data)
-            await self._wait_with_timeout(partition.commit_promise(appended.end_offset), partition.name)
-            return
-        topics = [(None, target.topic_id, [(target.partition, data)])]
-        request = b"".join(
-            produce.encode_request(
-                PRODUCE_VERSION, 0, DEAD_LETTERS_CLIENT_ID, ACKS_ALL, WRITE_TIMEOUT_MS, topics
-            )
-        )
-        answer = await self._send(leader, request)
-        response = produce.decode_response(PRODUCE_VERSION, answer)
-        for _, _, results in response.topics:
-            for result in results:
-                if result.error_code not in (0, DUPLICATE_SEQUENCE):
-                    raise client_error_for_code(result.error_code, result.error_message)
-
-    async def _append_locally(self, partition: Partition, data: bytes) -> AppendResult:
-        """Append the batch on this broker with the topic's `compression.type`, like a batch of a client."""
-        promise: Promise[AppendResult] = self._scheduler.promise()
-
-        def on_appended(outcome: AppendResult | MansioError) -> None:
-            if isinstance(outcome, MansioError):
-                complete_with_error(promise, copied(outcome))
-            else:
-                complete(promise, outcome)
-
-        self._partitions.batch_processor.append(partition, data, urgent=True, on_appended=on_appended)
-        return await result_of(promise)
+        await self._appends.append(_led(target), data)
 
     def is_unknown_producer(self, batch: DeadLetterBatch) -> bool:
         """Return whether this broker leads the dead-letter partition and has no state of the batch's producer in it.
 
         The partition would then accept the batch a second time."""
-        if self._leader_of(self.find_by_id(batch.topic_id, batch.partition)) is not None:
+        target = _led(self.find_by_id(batch.topic_id, batch.partition))
+        if self._appends.leader_of(target) is not None:
             return False
-        hook = self._local_partition(self.find_by_id(batch.topic_id, batch.partition)).find_hook(ProducerHook)
+        hook = self._appends.local_partition(target).find_hook(ProducerHook)
         return hook is None or hook.table.get(batch.producer_id) is None
 
     async def contains(self, batch: DeadLetterBatch, wall_ms: int) -> bool:
@@ -274,8 +243,8 @@ class DeadLetterTopics:
         """
         target = self.find_by_id(batch.topic_id, batch.partition)
         since_ms = max(min(batch.oldest_ms, wall_ms) - CLOCK_SKEW_MS_MAX, 0)
-        if self._leader_of(target) is None:
-            return await self._contains_locally(self._local_partition(target), batch, since_ms)
+        if self._appends.leader_of(_led(target)) is None:
+            return await self._contains_locally(self._appends.local_partition(_led(target)), batch, since_ms)
         return await self._contains_remotely(target, batch)
 
     async def _contains_locally(self, partition: Partition, batch: DeadLetterBatch, since_ms: int) -> bool:
@@ -285,7 +254,7 @@ class DeadLetterTopics:
             return False
         for searched_count, header in enumerate(partition.log.batch_headers(found[0]), 1):
             if _is_same_batch(header, batch):
-                await self._wait_with_timeout(
+                await self._appends.wait_with_timeout(
                     partition.commit_promise(header.last_offset + 1), partition.name
                 )
                 return True
@@ -307,7 +276,7 @@ class DeadLetterTopics:
                 min_bytes=0,
                 max_bytes=FETCH_BYTES_MAX,
             )
-            answer = await self._send(self._leader_of(target), request)
+            answer = await self._appends.send(self._appends.leader_of(_led(target)), request)
             found = _fetched_partition(fetch.decode_response(FETCH_VERSION, answer))
             if found.error_code == OffsetOutOfRange.kafka_code and offset < found.log_start_offset:
                 offset = found.log_start_offset
@@ -321,30 +290,9 @@ class DeadLetterTopics:
                 return False
             offset = headers[-1].last_offset + 1
 
-    def _leader_of(self, target: DeadLetterPartition) -> int | None:
-        """Return the node id of the partition's leader, None if this broker is the leader."""
-        topic = self._topics.find_by_id(UUID(bytes=target.topic_id))
-        leader = topic.partitions[target.partition].leader
-        if leader == self._node_id or self._peers is None:
-            return None
-        if leader < 0:
-            raise LeaderNotAvailable(f"no leader for {target.topic}-{target.partition}")
-        return leader
 
-    def _local_partition(self, target: DeadLetterPartition) -> Partition:
-        partition = self._partitions.find(None, target.topic_id, target.partition)
-        partition.ensure_leader()
-        return partition
-
-    async def _send(self, node_id: int | None, request: bytes) -> bytes:
-        if node_id is None or self._peers is None:
-            raise NotLeaderOrFollower("the leader of the dead-letter topic has moved")
-        return await self._peers.send(node_id, request, timeout_ms=2 * WRITE_TIMEOUT_MS)
-
-    async def _wait_with_timeout(self, promise: Promise[Any], name: str) -> None:
-        """Wait for the promise of a commit for at most `WRITE_TIMEOUT_MS`; then raise `RequestTimedOut`."""
-        late = f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s"
-        await result_within(self._scheduler, promise, WRITE_TIMEOUT_MS, late)
+def _led(target: DeadLetterPartition) -> LedPartition:
+    return LedPartition(target.topic, target.topic_id, target.partition)
 
 
 def _is_same_batch(header: BatchHeader, batch: DeadLetterBatch) -> bool:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
 from mansio.broker.coordinator.share.share_partitions import merge_slices
-from mansio.broker.services.authorization import refusal_of
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -177,14 +176,14 @@ class ShareService:
         kind = ResourceType.TOPIC
         if name is None or self._authorization.allows(caller, operation, kind, name):
             return None
-        return refusal_of(caller, operation, kind, name)
+        return without_traceback(self._authorization.refusal(caller, operation, kind, name))
 
     def read_error(self, grants: Grants, topic_id: bytes) -> MansioError | None:
         """As `_topic_error`, for READ, and remembers in `grants.readable` that the caller may."""
         name = self._topic_name(topic_id)
         if name is None or grants.may_read(name, topic_id):
             return None
-        return refusal_of(grants.caller, Operation.READ, ResourceType.TOPIC, name)
+        return grants.topic_refusal(Operation.READ, name, "share_fetch")
 
     # ------------------------------------------------------------------ acknowledging
 
@@ -483,7 +482,7 @@ class ReceiveOperation:
                 grants.revision != grants.rules.revision or self._group_id not in grants.groups
             ):
                 try:
-                    grants.check_group(self._group_id)
+                    grants.check_group(self._group_id, "share_fetch")
                 except GroupAuthorizationFailed:
                     if not to_store:
                         raise

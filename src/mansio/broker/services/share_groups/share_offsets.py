@@ -221,7 +221,7 @@ class ShareOffsetService:
         the results."""
         self._check(caller, Operation.READ, group_id)
         names = dict.fromkeys(name for name, _ in start_offsets)
-        allowed = set(self._authorization.allowed_names(caller, Operation.READ, ResourceType.TOPIC, names))
+        allowed = set(self._authorization.allowed_of_named(caller, Operation.READ, ResourceType.TOPIC, names))
         topics = self._topics.state.topics
         owner: tuple[GroupEntry, ShareGroup] | None = None
         try:

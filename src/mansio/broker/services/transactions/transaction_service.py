@@ -147,7 +147,7 @@ class TransactionService:
         Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
         self._check(caller, transactional_id)
         topics = dict.fromkeys(topic for topic, _ in partitions)
-        allowed = self._authorization.allowed_names(caller, Operation.WRITE, ResourceType.TOPIC, topics)
+        allowed = self._authorization.allowed_of_named(caller, Operation.WRITE, ResourceType.TOPIC, topics)
         if len(allowed) < len(topics):
             return [
                 OperationNotAttempted() if topic in allowed else TopicAuthorizationFailed()

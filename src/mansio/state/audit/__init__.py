@@ -1,0 +1,1 @@
+"""Audit: who did, or was refused, what."""
