@@ -391,17 +391,20 @@ class Authorizer:
     def _names(self, requester: Requester, resource_type: ResourceType, bit: int) -> tuple[_Names, _Names]:
         """Return the patterns for which ACLs of a requester allow, and deny, an operation."""
         allowed, denied = (set[str](), set[str]()), (set[str](), set[str]())
+        own_hosts = requester.host, WILDCARD
         for principal in requester.principals:
             patterns = self._rules.get((resource_type, principal))
             if patterns is None:
                 continue
             for index, values in enumerate((patterns.literal, patterns.prefixed)):
+                allows, denies = allowed[index].add, denied[index].add
                 for name, hosts in values.items():
-                    for rules in (hosts.get(requester.host), hosts.get(WILDCARD)):
-                        if rules is not None and rules.allowed & bit:
-                            allowed[index].add(name)
-                        if rules is not None and rules.denied & bit:
-                            denied[index].add(name)
+                    for host, rules in hosts.items():  # most have one
+                        if host in own_hosts:
+                            if rules.allowed & bit:
+                                allows(name)
+                            if rules.denied & bit:
+                                denies(name)
         return _Names(*allowed), _Names(*denied)
 
     def decide(
