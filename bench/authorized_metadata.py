@@ -98,23 +98,24 @@ class Connection:
         return self.receive()
 
 
-def repeat(work: Callable[[], None], period_s: float, end_s: float) -> None:
-    """Call `work` once in each period, or as often as it can be, until a time of the monotonic clock."""
+def repeat(work: Callable[[], None], period_s: float, seconds: float) -> None:
+    """Call `work` once in each period, or as often as it can be."""
+    end_s = time.monotonic() + seconds
     while (began := time.monotonic()) < end_s:
         work()
         time.sleep(max(period_s - (time.monotonic() - began), 0))
 
 
-def list_all(port: int, end_s: float) -> None:
+def list_all(port: int, seconds: float) -> None:
     connection, frame = Connection(port), request()
 
     def work() -> None:
         assert len(connection.ask(frame)) > 50 * TOPICS
 
-    repeat(work, PERIOD_S, end_s)
+    repeat(work, PERIOD_S, seconds)
 
 
-def ask_in_sessions(port: int, end_s: float) -> None:
+def ask_in_sessions(port: int, seconds: float) -> None:
     connections, frame = [Connection(port) for _ in range(SESSIONS)], request(NAMES[0])
 
     def work() -> None:
@@ -123,10 +124,10 @@ def ask_in_sessions(port: int, end_s: float) -> None:
         for each in connections:
             each.receive()
 
-    repeat(work, PERIOD_S, end_s)
+    repeat(work, PERIOD_S, seconds)
 
 
-def probe(port: int, end_s: float) -> None:
+def probe(port: int, seconds: float) -> None:
     """Print the latencies of requests, in ms."""
     connection, frame = Connection(port), request(NAMES[1])
     latencies: list[float] = []
@@ -136,7 +137,7 @@ def probe(port: int, end_s: float) -> None:
         connection.ask(frame)
         latencies.append((time.monotonic() - began) * 1000)
 
-    repeat(work, PROBE_PERIOD_S, end_s)
+    repeat(work, PROBE_PERIOD_S, seconds)
     print(json.dumps(latencies))
 
 
@@ -209,7 +210,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.load is not None:
-        LOADS[chosen.load](chosen.port, time.monotonic() + chosen.seconds)
+        LOADS[chosen.load](chosen.port, chosen.seconds)
         return
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     broker_statistics.HOLD_S_MIN = 0.0  # type: ignore[misc]  # the steps of every request
