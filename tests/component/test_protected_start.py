@@ -222,7 +222,7 @@ def test_a_certificate_that_is_not_renewed_is_reported_before_it_expires(tmp_pat
                 each.value for each in view.measurements() if each.name == "tls_certificate_expiry_seconds"
             ]
             assert timedelta(days=6) < timedelta(seconds=left_s) <= timedelta(days=7)
-            (warning,) = broker.service.health.report(caller=ANONYMOUS).warnings
+            (warning,) = broker.service.health.report(caller=PEER).warnings
             assert warning.reason == "certificate_expires_soon"
             assert "broker.pem expires in " in warning.detail
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -20,6 +19,7 @@ from support.secured_broker import secured_broker, set_password
 from support.tls_listener import client_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from mansio.state.authorization.acls import Acl

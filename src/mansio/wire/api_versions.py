@@ -275,7 +275,8 @@ _ROWS: Final = (
         1,
         2,
         "transaction_markers.write_txn_markers",
-        note="Clients only abort a transaction that is open in the partition, with its epochs (KIP-664); other "
+        note="Clients with ALTER or CLUSTER_ACTION for the cluster only abort a transaction that is open in the "
+        "partition, with its epochs (KIP-664); other "
         "requests are for brokers of the cluster (CLUSTER_AUTHORIZATION_FAILED).",
     ),
     Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "offsets.txn_offset_commit"),

@@ -24,14 +24,16 @@ from mansio.errors import (
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
+from mansio.host.item_turns import ITEMS_PER_TURN
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
-from mansio.state.authorization.authorizer import OPERATIONS_OF_TYPE, Decision, new_requester
+from mansio.state.authorization.authorizer import FEW_NAMES, OPERATIONS_OF_TYPE, Decision, new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from mansio.broker.routing.caller import Caller
+    from mansio.host.item_turns import ItemTurns
     from mansio.state.authorization.authorizer import Authorizer, Requester
 
     OnRefusal = Callable[[Caller, Operation, ResourceType, str], None]
@@ -196,6 +198,25 @@ class Authorization:
             for name in islice((name for name in wanted if name not in known), REPORTED_MAX):
                 self._report_refusal(caller, operation, resource_type, name)
         return allowed
+
+    async def allowed_names_in_turns(
+        self,
+        caller: Caller,
+        operation: Operation,
+        resource_type: ResourceType,
+        names: Sequence[str],
+        turns: ItemTurns,
+    ) -> list[str]:
+        """Like `allowed_names`, for any number of resources: other work of the event loop runs in between."""
+        authorizer = self._authorizer
+        if authorizer is None or caller.session.is_broker or len(names) <= FEW_NAMES:
+            return self.allowed_names(caller, operation, resource_type, names)
+        select = authorizer.name_filter(requester_of(caller), operation, resource_type)
+        found: list[str] = []
+        for start in range(0, len(names), ITEMS_PER_TURN):
+            await turns.next(ITEMS_PER_TURN)
+            found += select(names[start : start + ITEMS_PER_TURN])
+        return found
 
     def allows_any(self, caller: Caller, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether a caller may do an operation on any resource of a type (KIP-679)."""

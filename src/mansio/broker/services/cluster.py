@@ -269,7 +269,9 @@ class ClusterDescriptionService:
         remaining = min(max(partitions_max, 1), PARTITIONS_PER_PAGE_MAX)
         topics: list[DescribedTopic] = []
         wanted = wanted[bisect_left(wanted, first_name) :]
-        describable = authorization.allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, wanted)
+        describable = await authorization.allowed_names_in_turns(
+            caller, Operation.DESCRIBE, ResourceType.TOPIC, wanted, turns
+        )
         allowed = frozenset(describable)
         for name in wanted if names else describable:
             await turns.next()

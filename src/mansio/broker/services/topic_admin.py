@@ -123,15 +123,18 @@ class TopicAdminService:
         """Like `authorized_operations`, for each of `names`; see `Authorization.authorized_operations_each`."""
         return self._authorization.authorized_operations_each(caller, ResourceType.TOPIC, names)
 
-    def list_topics(self, *, caller: Caller) -> list[Topic]:
+    async def list_topics(self, *, caller: Caller) -> list[Topic]:
         """Return all topics that the caller may DESCRIBE."""
         topics = self._topics.state.topics
         if not self._authorization.is_enforced_for(caller):
             return list(topics.values())
-        return [topics[name] for name in self._describable(topics, caller)]
+        found = await self._describable(list(topics), ItemTurns(self._scheduler), caller)
+        return [topic for name in found if (topic := topics.get(name)) is not None]
 
-    def _describable(self, names: Iterable[str], caller: Caller) -> list[str]:
-        return self._authorization.allowed_names(caller, Operation.DESCRIBE, ResourceType.TOPIC, names)
+    async def _describable(self, names: Sequence[str], turns: ItemTurns, caller: Caller) -> list[str]:
+        return await self._authorization.allowed_names_in_turns(
+            caller, Operation.DESCRIBE, ResourceType.TOPIC, names, turns
+        )
 
     async def find_each(
         self, wanted: Collection[TopicReference], *, may_create: bool, caller: Caller
@@ -143,11 +146,10 @@ class TopicAdminService:
         `TopicService.find_or_auto_create`.
         """
         quota = self._quota(caller, is_strict=False) if may_create else None
-        allowed = None
+        turns, allowed = ItemTurns(self._scheduler), None
         if self._authorization.is_enforced_for(caller):
-            allowed = frozenset(self._describable(self._names(wanted), caller))
+            allowed = frozenset(await self._describable(self._names(wanted), turns, caller))
         known = self._topics.state.topics
-        turns = ItemTurns(self._scheduler)
         results: list[Topic | MissingTopic] = []
         for each in wanted:
             await turns.next()

@@ -52,7 +52,7 @@ _IMPLIED_BY_ALLOW: Final = {
     Operation.ALTER: Operation.DESCRIBE,
     Operation.ALTER_CONFIGS: Operation.DESCRIBE_CONFIGS,
 }
-_FEW_NAMES: Final = 32
+FEW_NAMES: Final = 32
 """Number of resources up to which deciding for each is faster than gathering all ACLs of the requester."""
 
 _FEW_PREFIXES: Final = 32
@@ -320,21 +320,41 @@ class Authorizer:
     ) -> list[str]:
         """Return those resources on which a requester may do an operation, in their order."""
         names = list(names)
-        if self.is_super_user(requester):
-            return names
-        bit = bit_of(operation)
-        if len(names) <= _FEW_NAMES or self._allow_everyone:
+        if len(names) <= FEW_NAMES:
+            bit = bit_of(operation)
             return [name for name in names if self.operations_of(requester, resource_type, name) & bit]
+        return self.name_filter(requester, operation, resource_type)(names)
+
+    def name_filter(
+        self, requester: Requester, operation: Operation, resource_type: ResourceType
+    ) -> Callable[[Iterable[str]], list[str]]:
+        """Return a function that returns what `allowed_names` does. It gathers all ACLs of the requester once, for many
+        names that are passed in several calls; later changes of ACLs need a new function."""
+        if self.is_super_user(requester):
+            return list
+        bit = bit_of(operation)
+        if self._allow_everyone:
+            return lambda names: [
+                name for name in names if self.operations_of(requester, resource_type, name) & bit
+            ]
         allowed, denied = self._names(requester, resource_type, bit)
         if WILDCARD in denied.literal:
-            return [name for name in names if self.operations_of(requester, resource_type, name) & bit]
-        if WILDCARD in allowed.literal:
-            kept = names
-        else:
-            kept = [name for name in names if name in allowed.literal or allowed.has_prefix_of(name)]
-        if denied.literal or denied.prefixes:
-            kept = [name for name in kept if name not in denied.literal and not denied.has_prefix_of(name)]
-        return kept
+            return lambda _: []
+        allows_all = WILDCARD in allowed.literal
+
+        def select(names: Iterable[str]) -> list[str]:
+            kept = (
+                list(names)
+                if allows_all
+                else [name for name in names if name in allowed.literal or allowed.has_prefix_of(name)]
+            )
+            if denied.literal or denied.prefixes:
+                kept = [
+                    name for name in kept if name not in denied.literal and not denied.has_prefix_of(name)
+                ]
+            return kept
+
+        return select
 
     def allows_any(self, requester: Requester, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether a requester may do an operation on any resource of a type, existing or not (`authorizeByResourceType`
@@ -371,17 +391,20 @@ class Authorizer:
     def _names(self, requester: Requester, resource_type: ResourceType, bit: int) -> tuple[_Names, _Names]:
         """Return the patterns for which ACLs of a requester allow, and deny, an operation."""
         allowed, denied = (set[str](), set[str]()), (set[str](), set[str]())
+        own_hosts = requester.host, WILDCARD
         for principal in requester.principals:
             patterns = self._rules.get((resource_type, principal))
             if patterns is None:
                 continue
             for index, values in enumerate((patterns.literal, patterns.prefixed)):
+                allows, denies = allowed[index].add, denied[index].add
                 for name, hosts in values.items():
-                    for rules in (hosts.get(requester.host), hosts.get(WILDCARD)):
-                        if rules is not None and rules.allowed & bit:
-                            allowed[index].add(name)
-                        if rules is not None and rules.denied & bit:
-                            denied[index].add(name)
+                    for host, rules in hosts.items():  # most have one
+                        if host in own_hosts:
+                            if rules.allowed & bit:
+                                allows(name)
+                            if rules.denied & bit:
+                                denies(name)
         return _Names(*allowed), _Names(*denied)
 
     def decide(

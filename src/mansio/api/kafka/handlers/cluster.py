@@ -117,7 +117,7 @@ async def _all_topics(
     service: BrokerServices, request: Struct, version: int, caller: Caller, encoder: ListenerTopicEncoder
 ) -> list[bytes]:
     turns = ItemTurns(service.scheduler)
-    found = service.topic_admin.list_topics(caller=caller)
+    found = await service.topic_admin.list_topics(caller=caller)
     operations: Iterable[int] = repeat(OPERATIONS_OMITTED)
     if request.include_topic_authorized_operations:
         names = (topic.name for topic in found)
