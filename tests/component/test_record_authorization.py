@@ -64,7 +64,9 @@ def room() -> Iterator[Room]:
         yield Room(broker)
 
 
-def codes_of_produce(peer: RawPeer, topics: Any, version: int = 9, transactional_id: str | None = None) -> Any:
+def codes_of_produce(
+    peer: RawPeer, topics: Any, version: int = 9, transactional_id: str | None = None
+) -> Any:
     """Error codes of a Produce request, in the order of its topics."""
     peer.send(b"".join(produce.encode_request(version, 1, "raw", -1, 10_000, topics, transactional_id)))
     answer = peer.frame()
@@ -91,7 +93,9 @@ def test_each_topic_of_a_produce_request_is_refused_alone_whether_it_exists_or_n
         batch = batch_of(b"v")
         by_name = [(name, None, [(0, batch)]) for name in ("u", "t", "absent")]
         assert codes_of_produce(peer, by_name) == [TOPIC_REFUSED, 0, TOPIC_REFUSED]
-        by_id = [(None, each, [(0, batch)]) for each in (one.topic_id("u"), bytes(15) + b"1", one.topic_id("t"))]
+        by_id = [
+            (None, each, [(0, batch)]) for each in (one.topic_id("u"), bytes(15) + b"1", one.topic_id("t"))
+        ]
         assert codes_of_produce(peer, by_id, 13) == [TOPIC_REFUSED, UNKNOWN_TOPIC_ID, 0]
         assert (one.end("t"), one.end("u")) == (2, 0)
 
@@ -102,7 +106,9 @@ def test_a_producer_that_has_just_written_writes_no_more_when_its_right_is_remov
         one.rights.allow(TOPIC, "t", WRITE)
         batch = batch_of(b"v")
         assert [peer.produce("t", batch).error_code for _ in range(3)] == [0, 0, 0]
-        (connection,) = (each for each in one.broker._running().server._connections if each.template is not None)
+        (connection,) = (
+            each for each in one.broker._running().server._connections if each.template is not None
+        )
         for _ in range(2):
             one.rights.remove(TOPIC, "t", WRITE)
             before = one.end("t")

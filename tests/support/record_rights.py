@@ -28,9 +28,7 @@ class RecordRights:
 
     def _acl(self, resource_type: ResourceType, name: str, operation: Operation) -> Acl:
         pattern = PatternType.LITERAL
-        return Acl(
-            resource_type, pattern, name, self._principal, WILDCARD, operation, Permission.ALLOW
-        )
+        return Acl(resource_type, pattern, name, self._principal, WILDCARD, operation, Permission.ALLOW)
 
     def allow(self, resource_type: ResourceType, name: str, *operations: Operation) -> None:
         """Add an ACL for each operation."""

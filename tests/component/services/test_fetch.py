@@ -56,7 +56,9 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
 
 async def publish(services: BrokerServices, value: bytes = b"value", partition: int = 0) -> bytes:
     batch = build_batch([(0, None, value, ())])
-    await services.produce.produce([("t", None, [(partition, batch)])], grants=None, acks=ACKS_ALL, timeout_ms=5000)
+    await services.produce.produce(
+        [("t", None, [(partition, batch)])], grants=None, acks=ACKS_ALL, timeout_ms=5000
+    )
     return batch
 
 

@@ -40,7 +40,9 @@ def batch(value: bytes = b"value", **options: Any) -> bytes:
 def test_batches_of_several_partitions_succeed_or_fail_on_their_own(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         topics: Any = [("t", None, [(0, batch()), (7, batch()), (1, b""), (1, batch())])]
-        ((name, _, results),) = await services.produce.produce(topics, grants=None, acks=ACKS_ALL, timeout_ms=5000)
+        ((name, _, results),) = await services.produce.produce(
+            topics, grants=None, acks=ACKS_ALL, timeout_ms=5000
+        )
         assert name == "t"
         assert results[0] == BatchResult(0, None, 0, -1, 0)
         assert [type(one.error) for one in results] == [

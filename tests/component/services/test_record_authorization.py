@@ -88,7 +88,9 @@ async def publish(services: BrokerServices, caller: Caller, *values: bytes, topi
 async def receipts(services: BrokerServices, caller: Caller, count: int) -> list[str]:
     found: list[str] = []
     while len(found) < count:
-        result = await services.leases.receive("g", ["t"], max_records=count, max_wait_ms=2_000, caller=caller)
+        result = await services.leases.receive(
+            "g", ["t"], max_records=count, max_wait_ms=2_000, caller=caller
+        )
         found += [services.leases.receipt_of(result, one) for one in result.records]
     return found
 
@@ -110,7 +112,9 @@ async def refused(work: Awaitable[Any]) -> MansioError:
 def test_publishing_needs_the_topic_whether_it_exists_or_not(tmp_path: Path) -> None:
     async def work(services: BrokerServices, authorizer: Authorizer) -> None:
         authorizer.add(acl(TOPIC, "t", DESCRIBE))
-        messages = {name: str(await refused(publish(services, ALICE, b"v", topic=name))) for name in ("t", "x")}
+        messages = {
+            name: str(await refused(publish(services, ALICE, b"v", topic=name))) for name in ("t", "x")
+        }
         assert messages["t"].replace("topic t", "topic x") == messages["x"]
         assert services.partitions.find("t", None, 0).end_offset == 0
         authorizer.add(acl(TOPIC, "t", WRITE))
@@ -353,7 +357,9 @@ def test_dead_letters_wait_while_who_has_named_their_topic_may_not_write_to_it(t
 
 
 @pytest.mark.full
-def test_dead_letters_in_the_default_topic_need_no_right_and_another_owner_can_take_over(tmp_path: Path) -> None:
+def test_dead_letters_in_the_default_topic_need_no_right_and_another_owner_can_take_over(
+    tmp_path: Path,
+) -> None:
     async def work(services: BrokerServices, authorizer: Authorizer) -> None:
         await set_config(services, ResourceType.GROUP, "g", "mansio.deadletterqueue.enable", "true")
         await publish(services, ADMIN, b"poison")

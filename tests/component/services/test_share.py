@@ -79,7 +79,9 @@ def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_
         assert [tuple(each) for each in received[key].acquired] == [(0, 4, 1)]
         assert received[key].size_bytes == sum(each.length for each in received[key].slices) > 0
         assert lock_ms > 0
-        (result,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 1, ACCEPT))], caller=ANONYMOUS)
+        (result,) = await share.acknowledge(
+            "g", "m1", [acknowledgements(room, (0, 1, ACCEPT))], caller=ANONYMOUS
+        )
         assert (result.error, result.lock_ms) == (None, lock_ms)
         (found,) = await share.describe_leases("g", [key], ranges_max=10, caller=ANONYMOUS)
         assert found.counts is not None
@@ -99,7 +101,11 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
         await receive(room, max_records=3)
         prepared = await share.apply_acknowledgements(
-            "g", "m1", [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))], allows_renewal=False, grants=None
+            "g",
+            "m1",
+            [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))],
+            allows_renewal=False,
+            grants=None,
         )
         assert all(each.error is None and each.updates for each in prepared)
         received, _ = await receive(room, max_records=2, prepared=prepared)
@@ -113,7 +119,9 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
 def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
     async def check(room: ShareBench) -> None:
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
-        (unread,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 0, ACCEPT))], caller=ANONYMOUS)
+        (unread,) = await share.acknowledge(
+            "g", "m1", [acknowledgements(room, (0, 0, ACCEPT))], caller=ANONYMOUS
+        )
         assert isinstance(unread.error, InvalidRecordState)
         (unknown,) = await share.describe_leases("g", [key], ranges_max=1, caller=ANONYMOUS)
         assert isinstance(unknown.error, GroupIdNotFound)
@@ -121,10 +129,14 @@ def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
         await room.write(2)
         await receive(room)
         other = PartitionAcknowledgements(bytes(16), 0, [AcknowledgementBatch(0, 0, bytes([ACCEPT]))])
-        wrong, right = await share.acknowledge("g", "m1", [other, acknowledgements(room, (0, 0, ACCEPT))], caller=ANONYMOUS)
+        wrong, right = await share.acknowledge(
+            "g", "m1", [other, acknowledgements(room, (0, 0, ACCEPT))], caller=ANONYMOUS
+        )
         assert isinstance(wrong.error, UnknownTopicId)
         assert right.error is None
-        (stolen,) = await share.acknowledge("g", "m2", [acknowledgements(room, (1, 1, ACCEPT))], caller=ANONYMOUS)
+        (stolen,) = await share.acknowledge(
+            "g", "m2", [acknowledgements(room, (1, 1, ACCEPT))], caller=ANONYMOUS
+        )
         assert isinstance(stolen.error, InvalidRecordState)
         (renewal,) = await share.apply_acknowledgements(
             "g", "m1", [acknowledgements(room, (1, 1, RENEW))], allows_renewal=False, grants=None
@@ -132,7 +144,9 @@ def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
         assert isinstance(renewal.error, InvalidRequest)
         with pytest.raises(InvalidRequest):
             await share.redrive("g", *key, redrive_id="", offsets=None, records_max=1, caller=ANONYMOUS)
-        result, dead = await share.redrive("g", *key, redrive_id="r", offsets=None, records_max=1, caller=ANONYMOUS)
+        result, dead = await share.redrive(
+            "g", *key, redrive_id="r", offsets=None, records_max=1, caller=ANONYMOUS
+        )
         assert (result.redriven, dead) == (0, 0)
 
     run(check, tmp_path)

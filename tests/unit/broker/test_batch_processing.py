@@ -577,7 +577,9 @@ def test_a_follower_copies_what_its_leader_stored_whatever_its_own_setting() -> 
     batches = [(0, large(number, sequence=number)) for number in range(5)]
     done: list[Any] = []
     for batch in batches:
-        pending = cluster[1].service.produce.begin_produce([(None, TOPIC.bytes, [batch])], grants=None, acks=ACKS_ALL)
+        pending = cluster[1].service.produce.begin_produce(
+            [(None, TOPIC.bytes, [batch])], grants=None, acks=ACKS_ALL
+        )
         assert not pending.is_complete
         pending.wait(30_000, done.append)
     cluster.run_until(lambda: len(done) == 5, 20_000)

@@ -696,7 +696,9 @@ def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_a
             base_sequence=sequence,
             transactional=True,
         )
-        pending = service.begin_transactional([("t", None, [(0, large)])], "x", grants=None, acks=-1, adds=False)
+        pending = service.begin_transactional(
+            [("t", None, [(0, large)])], "x", grants=None, acks=-1, adds=False
+        )
         for work in started:
             with pytest.raises(StopIteration):
                 work.send(None)

@@ -20,7 +20,9 @@ class Request:
     def __init__(self, node: Node, *values: bytes) -> None:
         self.codes: list[int] | None = None
         batches = [(index, build_batch([(0, None, value, ())])) for index, value in enumerate(values)]
-        self.pending = node.service.produce.begin_produce([(None, TOPIC.bytes, batches)], grants=None, acks=ACKS_ALL)
+        self.pending = node.service.produce.begin_produce(
+            [(None, TOPIC.bytes, batches)], grants=None, acks=ACKS_ALL
+        )
         self.pending.wait(30_000, self._done)
 
     def _done(self, pending: PendingProduce) -> None:

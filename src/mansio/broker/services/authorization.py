@@ -164,7 +164,9 @@ class Authorization:
         """Return who has named a target to which records are written later, as it is stored with the target: host and
         principal; "" for a broker, and without an authorizer."""
         session = caller.session
-        return "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
+        return (
+            "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
+        )
 
     def owner_may_write(self, owner: str, topic: str) -> bool:
         """Whether the owner of something stored may write to a topic now. Groups of the owner's session do not count.

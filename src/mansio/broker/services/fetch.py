@@ -508,9 +508,7 @@ class ParkedFetch:
         """Complete the fetch with the records that are available now."""
         if self._timer is not None:
             self._complete(
-                self._service.read(
-                    self._request, self._user, self._client_id, self._grants, self._follower
-                )
+                self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
             )
 
     def cancel(self) -> None:
@@ -535,9 +533,7 @@ class ParkedFetch:
             if coalescer.is_full:
                 self._on_coalescing_end()
             return
-        result = self._service.read(
-            self._request, self._user, self._client_id, self._grants, self._follower
-        )
+        result = self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
         if result.is_urgent:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:

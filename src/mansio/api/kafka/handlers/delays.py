@@ -92,9 +92,13 @@ async def alter_delayed_records(
     if request.change == DelayChange.CANCEL:
         changed = await delays.cancel(topic_id, partition, ids, timeout_ms=timeout_ms, caller=caller)
     elif request.change == DelayChange.DELIVER_AT:
-        changed = await delays.reschedule(topic_id, partition, ids, due_ms=time_ms, timeout_ms=timeout_ms, caller=caller)
+        changed = await delays.reschedule(
+            topic_id, partition, ids, due_ms=time_ms, timeout_ms=timeout_ms, caller=caller
+        )
     elif request.change == DelayChange.DELIVER_AFTER:
-        changed = await delays.reschedule(topic_id, partition, ids, delay_ms=time_ms, timeout_ms=timeout_ms, caller=caller)
+        changed = await delays.reschedule(
+            topic_id, partition, ids, delay_ms=time_ms, timeout_ms=timeout_ms, caller=caller
+        )
     else:
         raise InvalidRequest(f"there is no change {request.change} of delayed records")
     return {"ids": changed}

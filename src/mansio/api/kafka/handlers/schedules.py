@@ -32,7 +32,9 @@ async def list_schedules(service: BrokerServices, request: Struct, context: Requ
     for one in request.queries:
         await turns.next()
         queries.append(ScheduleQuery(one.topic_id or b"", one.partition_index, one.name))
-    found = await service.schedules.list_schedules(queries, times_max=request.times_max, caller=context.caller)
+    found = await service.schedules.list_schedules(
+        queries, times_max=request.times_max, caller=context.caller
+    )
     value_bytes_max = max(0, request.value_bytes_max)
     results: list[dict[str, Any]] = []
     for result in found:
@@ -80,7 +82,9 @@ async def alter_schedules(
     topic_id, partition, name = request.topic_id or b"", request.partition_index, request.name
     timeout_ms = request.timeout_ms
     if request.change == ScheduleChange.CREATE:
-        await schedules.create(topic_id, partition, _new_schedule(request), timeout_ms=timeout_ms, caller=caller)
+        await schedules.create(
+            topic_id, partition, _new_schedule(request), timeout_ms=timeout_ms, caller=caller
+        )
     elif request.change == ScheduleChange.PAUSE:
         await schedules.pause(topic_id, partition, name, timeout_ms=timeout_ms, caller=caller)
     elif request.change == ScheduleChange.RESUME:

@@ -294,18 +294,14 @@ class QueueService:
         window of its own."""
         await self._admin(caller).alter_topic_config(name, {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"})
 
-    def _check_redrive(
-        self, name: str, attributes: QueueAttributes, caller: Caller, known: str = ""
-    ) -> None:
+    def _check_redrive(self, name: str, attributes: QueueAttributes, caller: Caller, known: str = "") -> None:
         """Check the dead-letter queue that the attributes name. Unless it is the `known` one, the caller needs WRITE for
         it, and ALTER_CONFIGS if it accepts no dead letters yet."""
         redrive = attributes.redrive
         if redrive is None:
             return
         try:
-            target = self.find(
-                redrive.queue, caller=BROKER_CALLER if redrive.queue == known else caller
-            )
+            target = self.find(redrive.queue, caller=BROKER_CALLER if redrive.queue == known else caller)
         except QueueDoesNotExist as error:
             raise InvalidParameterValue(
                 f"Value {ARN_PREFIX}{redrive.queue} for parameter RedrivePolicy is invalid. Reason: Dead letter target "

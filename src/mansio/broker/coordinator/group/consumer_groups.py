@@ -68,12 +68,12 @@ class ConsumerGroups:
         if request.topic_regex:
             self._topic_resolver.check(request.topic_regex)
         return await self._actions.heartbeat(
-            group_id, lambda entry: self._heartbeat(entry, request, viewer), joins=request.member_epoch == JOIN_EPOCH
+            group_id,
+            lambda entry: self._heartbeat(entry, request, viewer),
+            joins=request.member_epoch == JOIN_EPOCH,
         )
 
-    def _heartbeat(
-        self, entry: GroupEntry, request: Heartbeat, viewer: Viewer | None
-    ) -> HeartbeatOutcome:
+    def _heartbeat(self, entry: GroupEntry, request: Heartbeat, viewer: Viewer | None) -> HeartbeatOutcome:
         now_ms = self._store.monotonic_ms()
         before = entry.group
         if isinstance(before, ConsumerGroup):

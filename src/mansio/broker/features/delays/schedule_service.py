@@ -186,13 +186,17 @@ class ScheduleService:
         partition, manager = self._existing(topic_id, index, name)
         await self._change(partition, partial(manager.pause, name), timeout_ms)
 
-    async def resume(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller) -> None:
+    async def resume(
+        self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller
+    ) -> None:
         """Let a paused schedule fire again. Raises `ScheduleNotFound`, and the errors of `create`."""
         self._check(caller, Operation.WRITE, topic_id)
         partition, manager = self._existing(topic_id, index, name)
         await self._change(partition, partial(manager.resume, name), timeout_ms)
 
-    async def delete(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller) -> None:
+    async def delete(
+        self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller
+    ) -> None:
         """Delete a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
         self._check(caller, Operation.WRITE, topic_id)
         partition, manager = self._existing(topic_id, index, name)

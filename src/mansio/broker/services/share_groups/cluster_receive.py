@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.share.lease_forwarder import FORWARDING_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
-from mansio.errors import AuthorizationFailed, BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
+from mansio.errors import (
+    AuthorizationFailed,
+    BrokerUnreachable,
+    ConnectionLost,
+    LeaderNotAvailable,
+    MansioError,
+)
 from mansio.ports import Backoff, complete
 from mansio.tracebacks import without_traceback
 

@@ -92,9 +92,7 @@ async def register_share_group(
 ) -> dict[str, Any]:
     """Create a share group that this broker coordinates."""
     _require_sender(service, request, context)
-    await service.leases.register_here(
-        request.group_id, request.topics, caller=context.forwarding_caller
-    )
+    await service.leases.register_here(request.group_id, request.topics, caller=context.forwarding_caller)
     return {}
 
 
