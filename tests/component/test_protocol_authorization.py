@@ -4,7 +4,6 @@ AccessDenied, per entry where the answer has entries, and changes nothing."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -20,7 +19,7 @@ from support.record_rights import RecordRights
 from support.sqs import sqs_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.GROUP
 READ, WRITE, DESCRIBE, DELETE = Operation.READ, Operation.WRITE, Operation.DESCRIBE, Operation.DELETE

@@ -1,5 +1,5 @@
-"""Who has no right for a topic or group writes, reads and acknowledges no record of it, and a right that is removed ends
-at once: also on a connection that has just used it, and in a request that waits."""
+"""Who has no right for a topic or group writes, reads and acknowledges no record of it, and a right that is removed
+ends at once: also on a connection that has just used it, and in a request that waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ACLs of the clients of a test broker, which has an authorizer: they are changed on its event loop, without requests."""
+"""ACLs of the clients of a test broker with an authorizer, changed on its event loop without requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Receiving, acknowledging, delays, schedules and dead letters: who has no right changes nothing and learns nothing, and
-who names a target to which records are written later needs the right to write to it, then and later."""
+"""Receiving, acknowledging, delays, schedules and dead letters: who has no right changes nothing and learns nothing,
+and who names a target to which records are written later needs the right to write to it, then and later."""
 
 from __future__ import annotations
 
@@ -130,18 +130,18 @@ def test_the_receipt_of_another_user_gives_no_right(tmp_path: Path) -> None:
         (first, second) = await receipts(services, ADMIN, 2)
         leases = services.leases
 
-        async def settle(receipt: str) -> MansioError | None:
+        async def acknowledge(receipt: str) -> MansioError | None:
             (error,) = await leases.acknowledge("g", [Acknowledgement(receipt, ACCEPT)], caller=ALICE)
             return error
 
-        assert isinstance(await refused(settle(first)), GroupAuthorizationFailed)
+        assert isinstance(await refused(acknowledge(first)), GroupAuthorizationFailed)
         authorizer.add(acl(GROUP, "g", READ))
-        assert isinstance(await settle(first), TopicAuthorizationFailed)
+        assert isinstance(await acknowledge(first), TopicAuthorizationFailed)
         authorizer.remove(acl(GROUP, "g", READ))
         authorizer.add(acl(TOPIC, "t", READ))
-        assert isinstance(await refused(settle(first)), GroupAuthorizationFailed)
+        assert isinstance(await refused(acknowledge(first)), GroupAuthorizationFailed)
         authorizer.add(acl(GROUP, "g", READ))
-        assert await settle(first) is None
+        assert await acknowledge(first) is None
         (again,) = await leases.acknowledge("g", [Acknowledgement(first, ACCEPT)], caller=ADMIN)
         assert isinstance(again, InvalidRecordState), "one acknowledgement was applied"
         (last,) = await leases.acknowledge("g", [Acknowledgement(second, ACCEPT)], caller=ADMIN)

@@ -64,7 +64,7 @@ class Pair:
         wait_until(lambda: all((each in authorizer.acls(AclFilter())) is exists for each in rights))
 
     def hold_back(self) -> list[Any]:
-        """Let the entry broker learn of no further change of ACLs. Returns who was told of them."""
+        """Let the entry broker learn of no further change of ACLs. Returns the callbacks for them."""
         callbacks = self.entry.broker.service.topics.state._acl_callbacks
         before = list(callbacks)
         self.entry.call(callbacks.clear)
@@ -118,7 +118,7 @@ def test_an_entry_broker_with_old_acls_lets_no_removed_right_through(pair: Pair)
     assert [pair.publish(b"v%d" % number) for number in range(3)] == [None] * 3
     (first,), (second,) = pair.receive(), pair.receive()
     assert pair.acknowledge(first) is None
-    told = pair.hold_back()
+    callbacks = pair.hold_back()
     pair.change(*RIGHTS, exists=False)
     end = pair.end()
     assert entry.allows(ALICE, Operation.WRITE, TOPIC, "t"), "the entry broker knows nothing"
@@ -131,4 +131,4 @@ def test_an_entry_broker_with_old_acls_lets_no_removed_right_through(pair: Pair)
     assert pair.publish(b"allowed") is None
     assert pair.end() == end + 1
     assert pair.acknowledge(second) is None
-    pair.entry.call(pair.entry.broker.service.topics.state._acl_callbacks.extend, told)
+    pair.entry.call(pair.entry.broker.service.topics.state._acl_callbacks.extend, callbacks)
