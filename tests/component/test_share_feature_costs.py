@@ -17,6 +17,8 @@ from support.tiers import smoke_first
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mansio.testing import TestBroker
+
 RECORDS = 400
 MODULES = ("key_order", "dedup", "priorit")
 WARM_UP = 3
@@ -29,7 +31,7 @@ class CountedMember(CountedBroker):
     requests = 5
     rounds = 40
 
-    def __init__(self, broker: mansio.Broker, group: str, topic_id: bytes) -> None:
+    def __init__(self, broker: mansio.Broker | TestBroker, group: str, topic_id: bytes) -> None:
         super().__init__(broker)
         self._fetches = ShareFetches(group, "member", topic_id)
         self._topic_id = topic_id

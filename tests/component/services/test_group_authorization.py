@@ -239,3 +239,55 @@ def test_a_denial_wins_over_the_right() -> None:
     with pytest.raises(GroupAuthorizationFailed):
         room.run(consume(room.groups, ALICE, "t"))
     assert room.groups.describe("g", caller=ALICE).state == "Dead"
+
+
+def heartbeat(room: Room, member: str, epoch: int, caller: Caller, regex: str | None = None) -> Any:
+    fields: dict[str, Any] = {"topic_regex": regex}
+    if not epoch:
+        fields |= {"rebalance_timeout_ms": 10_000, "owned": frozenset()}
+    return room.run(room.groups.consumer_heartbeat("g", Heartbeat(member, epoch, **fields), caller=caller))
+
+
+def matched(room: Room, regex: str = ".*") -> tuple[str, ...]:
+    """The topics that an expression of the group matches."""
+    group: Any = room.broker.groups.store.entries["g"].group
+    return tuple(group.stored.resolved_regexes[regex].topics)
+
+
+def test_an_expression_matches_the_topics_that_the_member_may_describe_as_long_as_it_may() -> None:
+    describe = acl(TOPIC, "t", Operation.DESCRIBE)
+    room = Room(acl(GROUP, "g", Operation.READ), describe)
+    epoch = heartbeat(room, "m", 0, ALICE, ".*").member_epoch
+    assert matched(room) == ("t",)
+    room.authorizer.add(acl(TOPIC, "u", Operation.READ))
+    epoch = heartbeat(room, "m", epoch, ALICE).member_epoch
+    assert matched(room) == ("t", "u")
+    room.authorizer.remove(describe)
+    epoch = heartbeat(room, "m", epoch, ALICE).member_epoch
+    assert matched(room) == ("u",)
+    room.broker.catalogue.set("new", 1)
+    heartbeat(room, "m", epoch, ALICE)
+    assert matched(room) == ("u",)
+
+
+def test_members_with_other_rights_share_the_result_of_their_expression() -> None:
+    room = Room(acl(GROUP, "g", Operation.READ), acl(TOPIC, "t", Operation.DESCRIBE))
+    epoch_of_all = heartbeat(room, "all", 0, ADMIN, ".*").member_epoch
+    assert matched(room) == ("t", "u")
+    epoch = heartbeat(room, "few", 0, ALICE, ".*").member_epoch
+    assert matched(room) == ("t",), "the member that subscribed last has resolved it"
+    heartbeat(room, "few", epoch, ALICE)
+    room.authorizer.add(acl(TOPIC, "x", Operation.DESCRIBE))
+    heartbeat(room, "all", epoch_of_all, ADMIN)
+    assert matched(room) == ("t", "u"), "the first heartbeat after a change of the ACLs resolves it"
+
+
+def test_without_a_heartbeat_the_coordinator_shows_a_group_no_topic() -> None:
+    room = Room(acl(GROUP, "g", Operation.READ), acl(TOPIC, "t", Operation.DESCRIBE))
+    heartbeat(room, "m", 0, ALICE, ".*")
+    entry: Any = room.broker.groups.store.entries["g"]
+    entry._visible = None  # as after the group has moved to another coordinator
+    groups: Any = room.broker.groups
+    room.broker.catalogue.set("new", 1)
+    assert groups.consumer_groups._resolve_topics(entry).matches == {}
+    assert matched(room) == ("t",)

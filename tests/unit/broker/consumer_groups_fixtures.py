@@ -97,6 +97,7 @@ class ConsumerBroker(Broker):
             end_offset=lambda *_: 100,
             topic_resolver=subscriptions,
             overrides=lambda group_id: self.overrides.get(group_id, {}),
+            hides_topics=authorizer is not None,
         )
         self.group_service = GroupService(
             self.groups,

@@ -49,7 +49,7 @@ SMALL_CHANNELS: Final = frozenset({"main", "group", PRODUCE_CHANNEL})
 
 
 class _Identity(NamedTuple):
-    """As whom a publisher asks the leaders."""
+    """The client in whose name a publisher asks the leaders."""
 
     session: ClientSession
     address: str

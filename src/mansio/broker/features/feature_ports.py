@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.log_view.replay import ViewReplay
 from mansio.broker.log_view.view import LogView
@@ -11,9 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.routing.caller import Caller
     from mansio.ports import Background, Clock, Disk, Scheduler
+    from mansio.state.authorization.acls import Operation, ResourceType
 
 V = TypeVar("V", bound=LogView[Any])
+
+
+class Rights(Protocol):
+    """The part of `Authorization` that services of features use."""
+
+    def check(self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> None: ...
+    def owner_of(self, caller: Caller) -> str: ...
 
 
 def _everyone_may(_owner: str, _topic: str) -> bool:

@@ -77,8 +77,8 @@ class ConfigService:
     """Describes, lists and alters settings of topics, groups and brokers. All methods run on the broker's event loop.
 
     To describe needs DESCRIBE_CONFIGS and to alter ALTER_CONFIGS: for the topic or the group, else for the cluster. The
-    error of a resource for which the caller has no right is an `AuthorizationFailed`. Who names the dead-letter topic of
-    a group needs WRITE for that topic, too, and becomes its owner.
+    error of a resource for which the caller has no right is an `AuthorizationFailed`. Who names the dead-letter topic
+    of a group needs WRITE for that topic, too, and becomes its owner.
     """
 
     __slots__ = ("_authorization", "_brokers", "_groups", "_settings", "_topics")

@@ -326,9 +326,10 @@ class PublishService:
         """Append records. If the result is not complete, because acks=all and a batch is not committed yet, or because
         a batch is being processed, the caller must call `PendingPublish.wait`.
 
-        Raises errors that concern all records: `TopicAuthorizationFailed` (it needs WRITE), `UnknownTopicOrPartition`, `InvalidTopic` (the topic is internal),
-        `InvalidRequest` (too many records), `MessageTooLarge` (too many bytes in total), `InvalidRequiredAcks`. Other
-        errors are in the results, for example `NotLeaderOrFollower` if another broker leads a partition.
+        Raises errors that concern all records: `TopicAuthorizationFailed` (it needs WRITE), `UnknownTopicOrPartition`,
+        `InvalidTopic` (the topic is internal), `InvalidRequest` (too many records), `MessageTooLarge` (too many bytes
+        in total), `InvalidRequiredAcks`. Other errors are in the results, for example `NotLeaderOrFollower` if another
+        broker leads a partition.
         """
         self._authorization.check(caller, Operation.WRITE, ResourceType.TOPIC, topic)
         if acks == ACKS_NONE or not -1 <= acks <= 1:

@@ -295,8 +295,8 @@ class QueueService:
         await self._admin(caller).alter_topic_config(name, {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"})
 
     def _check_redrive(self, name: str, attributes: QueueAttributes, caller: Caller, known: str = "") -> None:
-        """Check the dead-letter queue that the attributes name. Unless it is the `known` one, the caller needs WRITE for
-        it, and ALTER_CONFIGS if it accepts no dead letters yet."""
+        """Check the dead-letter queue that the attributes name. Unless it is the `known` one, the caller needs WRITE
+        for it, and ALTER_CONFIGS if it accepts no dead letters yet."""
         redrive = attributes.redrive
         if redrive is None:
             return

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinator.group.group_actions import HeartbeatOutcome
-from mansio.broker.coordinator.group.visible_topics import VisibleTopics
 from mansio.errors import CoordinatorNotAvailable, InconsistentGroupProtocol, UnknownMember
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.state.consumer_group.types import JOIN_EPOCH
@@ -84,9 +83,7 @@ class ConsumerGroups:
         else:
             topics = self._topic_resolver.topics((request.topic_regex,) if request.topic_regex else ())
             if self._hides_topics:
-                topics = _visible(entry, topics).update(
-                    topics, request.topic_regex or "", viewer, is_new=True
-                )
+                topics = entry.visible(topics).update(topics, request.topic_regex or "", viewer, is_new=True)
             group, records, responses = self._converted_from_classic(entry, before, request, topics, now_ms)
         response, more = self._actions.apply_change(
             entry, group, lambda: group.heartbeat(request, topics, now_ms)
@@ -195,7 +192,7 @@ class ConsumerGroups:
         if pattern is None and request is not None:
             member = group.stored.members.get(request.member_id)
             pattern = None if member is None else member.metadata.topic_regex
-        return _visible(entry, view).update(view, pattern or "", viewer, is_new=bool(requested_regex))
+        return entry.visible(view).update(view, pattern or "", viewer, is_new=bool(requested_regex))
 
     def _write_changes(
         self, entry: GroupEntry, group: ConsumerGroup, records: Records, topics: Topics
@@ -217,10 +214,3 @@ class ConsumerGroups:
             replacement, more = converted
             records = records + more
         return self._actions.write(entry, group, records, replacement=replacement)
-
-
-def _visible(entry: GroupEntry, base: Topics) -> VisibleTopics:
-    """Return what keeps the topics that the members of a group may see."""
-    if entry.visible_topics is None:
-        entry.visible_topics = VisibleTopics(base)
-    return entry.visible_topics

@@ -105,8 +105,8 @@ class GroupConfigManager:
         `validate_only` nothing is written. `owner_for`: returns what is stored as the owner of a dead-letter topic that
         the changes name, or raises `TopicAuthorizationFailed` if the caller may not write to it.
 
-        Raises `TopicAuthorizationFailed`, `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too many groups),
-        `ConcurrentChange`, `StorageError`.
+        Raises `TopicAuthorizationFailed`, `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too
+        many groups), `ConcurrentChange`, `StorageError`.
         """
         check_group_id(group_id)
         for _ in range(CONFLICT_ATTEMPTS_MAX):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.broker.coordinator.group.visible_topics import VisibleTopics
 from mansio.broker.routing import routes
 from mansio.errors import CoordinatorNotAvailable, CorruptLog
 from mansio.wire.internal_records.consumer_group_records import (
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.group.group_factory import GroupFactory
     from mansio.broker.coordinator.group.settings import GroupSettings
-    from mansio.broker.coordinator.group.visible_topics import VisibleTopics
     from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
     from mansio.broker.coordinator.view import TransactionalView
     from mansio.ports import Clock, Promise, Timer
@@ -95,12 +95,12 @@ class GroupEntry:
     topic -> partition -> committed offset. `pending_offsets`: (topic, partition) -> producer id -> offset committed in
     an open transaction. `group_metadata_value`: stored value of a classic group's record.
     `group_records`: stored records of a consumer or share group, by key. `resolved_view`: the `Topics` object and the
-    version of the group with which its regular expressions were resolved last. `visible_topics`: the topics that its
-    members may see, None as long as that does not matter. `is_unloaded`: the entry is not used any
+    version of the group with which its regular expressions were resolved last. `is_unloaded`: the entry is not used any
     more, because another broker or a later load has the group.
     """
 
     __slots__ = (
+        "_visible",
         "grace_until_ms",
         "group",
         "group_metadata_value",
@@ -113,7 +113,6 @@ class GroupEntry:
         "state_timestamp_ms",
         "timer",
         "timer_due_ms",
-        "visible_topics",
     )
 
     def __init__(self, group: Group, index: int) -> None:
@@ -125,11 +124,17 @@ class GroupEntry:
         self.group_metadata_value: bytes | None = None
         self.group_records: dict[bytes, bytes] = {}
         self.resolved_view: tuple[Topics, int] | None = None
-        self.visible_topics: VisibleTopics | None = None
+        self._visible: VisibleTopics | None = None
         self.state_timestamp_ms = -1  # wall-clock time at which the group entered its stored state
         self.timer: Timer | None = None
         self.timer_due_ms = 0.0
         self.grace_until_ms = 0.0  # after a stall of this process: time before which no deadline applies
+
+    def visible(self, base: Topics) -> VisibleTopics:
+        """Return what keeps the topics that the members may see; made from `base` the first time."""
+        if self._visible is None:
+            self._visible = VisibleTopics(base)
+        return self._visible
 
     @property
     def is_empty(self) -> bool:

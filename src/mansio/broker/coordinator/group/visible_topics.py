@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.state.consumer_group.types import Topics
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mansio.state.consumer_group.types import Topics
 
 PATTERNS_MAX: Final = 1_000
 """Maximum number of expressions of one group whose results are kept. The group keeps what it has stored for others."""

@@ -123,8 +123,9 @@ class DeadLetterTask:
     """The dead letters of one share partition, and the state of the task that writes them.
 
     `has_ended`: this broker does not lead the share partition any more. `last_error`: message of the error with which
-    the last attempt failed, "" after a successful one; `is_refused`: it may not write to the topic. `linger_until_ms`: time of the steady clock before which the
-    next batch begins only if it is full. `failure_count`: consecutive failures before a batch was reserved.
+    the last attempt failed, "" after a successful one; `is_refused`: it may not write to the topic. `linger_until_ms`:
+    time of the steady clock before which the next batch begins only if it is full. `failure_count`: consecutive
+    failures before a batch was reserved.
     """
 
     __slots__ = (
@@ -541,8 +542,8 @@ def create_dead_letter_manager(
 ) -> DeadLetterManager:
     """Return the dead-letter manager of one broker.
 
-    `overrides`: returns the settings of a group; `may_write`: see `owner_may_write`; `peers`: connections to other brokers on which no request waits for
-    long, None on a single node."""
+    `overrides`: returns the settings of a group; `may_write`: see `owner_may_write`; `peers`: connections
+    to other brokers on which no request waits for long, None on a single node."""
     targets = DeadLetterTopics(
         node_id=settings.node_id,
         topics=topics,

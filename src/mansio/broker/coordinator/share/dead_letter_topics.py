@@ -143,8 +143,8 @@ class DeadLetterTopics:
     async def find(self, group: str, source_topic: Topic, source_partition: int) -> DeadLetterPartition:
         """Return the dead-letter partition for records of a partition; create the topic if it does not exist.
 
-        Raises `TopicAuthorizationFailed`, `PolicyViolation` for a topic that does not accept dead letters, `InvalidTopic` for an invalid name, and
-        the errors of `TopicService.create`.
+        Raises `TopicAuthorizationFailed`, `PolicyViolation` for a topic that does not accept dead letters,
+        `InvalidTopic` for an invalid name, and the errors of `TopicService.create`.
         """
         name = self.dead_letter_topic_name(group, source_topic.name)
         if name.startswith("__"):

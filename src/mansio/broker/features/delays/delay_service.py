@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mansio.broker.features.delays.pending_records import PendingRecord
+    from mansio.broker.features.feature_ports import Rights
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.routing.caller import Caller
-    from mansio.broker.services.authorization import Authorization
     from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.record_batch import NewRecord
 
@@ -140,7 +140,7 @@ class DelayService:
         clock: Clock,
         scheduler: Scheduler,
         wait_ms_max: int,
-        authorization: Authorization,
+        authorization: Rights,
     ) -> None:
         """`wait_ms_max`: upper bound of the timeout of a change."""
         self._authorization = authorization
@@ -234,9 +234,9 @@ class DelayService:
     ) -> list[int]:
         """Cancel pending records. Return the ids that were pending, once the change is committed.
 
-        Raises `TopicAuthorizationFailed`, `InvalidRequest`, `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, the errors of
-        `Partition.append_unchanged`, and `RequestTimedOut` if the change was appended, but is not committed after
-        `timeout_ms` or this broker ceased to be the leader: it is not known then whether it will be."""
+        Raises `TopicAuthorizationFailed`, `InvalidRequest`, `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, the
+        errors of `Partition.append_unchanged`, and `RequestTimedOut` if the change was appended, but is not committed
+        after `timeout_ms` or this broker ceased to be the leader: it is not known then whether it will be."""
         self._check(caller, Operation.WRITE, topic_id)
         found, manager = self._check_change(topic_id, partition, ids)
         if manager is None:

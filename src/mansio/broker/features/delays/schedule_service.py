@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mansio.broker.features.delays.schedule_manager import ScheduleManager
+    from mansio.broker.features.feature_ports import Rights
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.routing.caller import Caller
-    from mansio.broker.services.authorization import Authorization
     from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.schedule_control_records import Schedule
 
@@ -92,7 +92,7 @@ class ScheduleService:
         clock: Clock,
         scheduler: Scheduler,
         wait_ms_max: int,
-        authorization: Authorization,
+        authorization: Rights,
     ) -> None:
         """`wait_ms_max`: upper bound of the timeout of a change."""
         self._authorization = authorization
@@ -170,8 +170,9 @@ class ScheduleService:
     ) -> None:
         """Create a schedule in a partition, unless it exists with the same definition.
 
-        Raises `TopicAuthorizationFailed`, the errors of `ScheduleManager.create`, and `RequestTimedOut` if the change was appended, but is not
-        committed after `timeout_ms` or this broker ceased to be the leader: it is not known then whether it will be."""
+        Raises `TopicAuthorizationFailed`, the errors of `ScheduleManager.create`, and `RequestTimedOut` if the change
+        was appended, but is not committed after `timeout_ms` or this broker ceased to be the leader: it is not known
+        then whether it will be."""
         self._check(caller, Operation.WRITE, topic_id)
         partition = self._leader(topic_id, index)
         manager = self._find_manager(partition)

@@ -192,8 +192,8 @@ class LeaseService:
         lease_ms: int = -1,
         caller: Caller,
     ) -> ReceiveResult:
-        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's. The caller
-        needs READ for the group and the topics.
+        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's. The
+        caller needs READ for the group and the topics.
 
         Raises `GroupIdNotFound` also if the id is that of a group of another type."""
         self._check_rights(group_id, topics, caller)

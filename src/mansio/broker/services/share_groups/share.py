@@ -198,8 +198,8 @@ class ShareService:
         """Accept, release, reject or renew leased records without a share session; return when all changes are stored.
         The caller needs READ for the group and the topics.
 
-        Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and `InvalidRequest` if the member id is invalid, a partition occurs twice or there are
-        more than `PARTITIONS_MAX` partitions. Other errors are in the results.
+        Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and `InvalidRequest` if the member id is invalid, a
+        partition occurs twice or there are more than `PARTITIONS_MAX` partitions. Other errors are in the results.
         """
         is_checked = self._authorization.is_enabled
         if is_checked:

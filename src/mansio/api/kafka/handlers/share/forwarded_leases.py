@@ -1,10 +1,10 @@
 """ReceiveRecords (20109), ReleaseLeases (20110) and RegisterShareGroup (20111), which brokers send for clients that may
 ask any broker. Their fields are defined in `mansio.wire.apis.mansio_apis`.
 
-Behavior: only an authenticated broker of the cluster may send them, in a ForwardRequest with the identity of the client,
-whose rights this broker asks for again. The release of leases needs no right.
-ReceiveRecords leases the available records of the partitions that this broker leads, or, for 0 records, waits until one
-may be available: many clients share such a wait, so it comes without a ForwardRequest.
+Behavior: only an authenticated broker of the cluster may send them, in a ForwardRequest with the identity of the
+client, whose rights this broker asks for again. The release of leases needs no right. ReceiveRecords leases the
+available records of the partitions that this broker leads, or, for 0 records, waits until one may be available: many
+clients share such a wait, so it comes without a ForwardRequest.
 Not obvious: the member id of a receive is chosen by the sender, so that its client gets records of several brokers as
 those of one member, and so that a receive without an answer can be released.
 """
