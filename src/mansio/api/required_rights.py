@@ -304,6 +304,7 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.FORWARD_REQUEST: Row(
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."
     ),
+    ApiKey.CHECK_AUTHORIZATION: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
     ApiKey.SET_PASSWORD: Row(
         _ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="the password of another user"),)
     ),

@@ -106,14 +106,14 @@ class AclService:
         return self._authorization.authorizer.acls(checked_filter(selected))
 
     def check_each(
-        self, queries: Sequence[Query], *, subject: Requester | None, caller: Caller
+        self, queries: Sequence[Query], *, requester: Requester | None, caller: Caller
     ) -> list[Decision | MansioError]:
-        """Return what `subject` may do, with the ACL that decides it, for each query. None stands for the caller: about
-        itself each caller may ask. Without an authorizer everything is allowed.
+        """Return what `requester` may do, with the ACL that decides it, for each query. None stands for the caller:
+        about itself each caller may ask. Without an authorizer everything is allowed.
 
         Errors: `ClusterAuthorizationFailed`; `PolicyViolation` for too many queries; of one query, `InvalidRequest`.
         """
-        if subject is not None:
+        if requester is not None:
             self._authorization.check_cluster(caller, Operation.DESCRIBE)
         if (refused := too_many_items(len(queries))) is not None:
             raise copied(refused)
@@ -126,7 +126,7 @@ class AclService:
                 continue
             decisions.append(
                 self._authorization.decide(
-                    requester_of(caller) if subject is None else subject,
+                    requester_of(caller) if requester is None else requester,
                     operation,
                     resource_type,
                     query.name,

@@ -127,11 +127,11 @@ def _matching(acl: Acl) -> Fields:
 
 async def check_authorization(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Return what a user may do, and the ACL that decides it."""
-    subject = None
+    requester = None
     if request.user is not None:
-        subject = new_requester(request.user, request.host, request.groups)
+        requester = new_requester(request.user, request.host, request.groups)
     queries = [Query(each.operation, each.resource_type, each.resource_name) for each in request.queries]
-    decisions = service.acls.check_each(queries, subject=subject, caller=context.caller)
+    decisions = service.acls.check_each(queries, requester=requester, caller=context.caller)
     return {
         "decisions": [
             _error_fields(each)
