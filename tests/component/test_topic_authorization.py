@@ -3,12 +3,16 @@ exists; who has it gets what Kafka's broker returns."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
+import kafka.admin
+import kafka.errors
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from kafka import KafkaAdminClient
 
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.topics import topics as broker_topics
@@ -544,6 +548,27 @@ def test_a_real_client_sees_and_changes_only_its_own_topics(bench: Bench) -> Non
     deleted["orders"].result(timeout_s)
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
         deleted[HIDDEN].result(timeout_s)
+    assert HIDDEN in bench.service.topics.state.topics
+
+
+@pytest.mark.full
+def test_a_second_client_reads_the_refusals_as_kafkas(bench: Bench) -> None:
+    bench.allow(acl(TOPIC, "orders", Operation.ALL))
+    admin = KafkaAdminClient(
+        bootstrap_servers=bench.broker.address,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism=MECHANISM,
+        sasl_plain_username="alice",
+        sasl_plain_password=PASSWORD,
+    )
+    with contextlib.closing(admin):
+        admin.create_topics([kafka.admin.NewTopic("orders", 1, 1)])
+        with pytest.raises(kafka.errors.TopicAuthorizationFailedError):
+            admin.create_topics([kafka.admin.NewTopic("bills", 1, 1)])
+        assert admin.list_topics() == ["orders"]
+        with pytest.raises(kafka.errors.TopicAuthorizationFailedError):
+            admin.delete_topics([HIDDEN])
+        admin.delete_topics(["orders"])
     assert HIDDEN in bench.service.topics.state.topics
 
 

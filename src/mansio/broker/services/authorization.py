@@ -85,9 +85,15 @@ class Authorization:
         """Raise the `AuthorizationFailed` of the type of resource unless a caller may do an operation on it. The error
         is the same whether the resource exists or not."""
         if not self.allows(caller, operation, resource_type, name):
-            kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
-            what = resource_type.name.replace("_", " ").lower()
-            raise kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
+            raise self.refusal(caller, operation, resource_type, name)
+
+    def refusal(
+        self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str
+    ) -> AuthorizationFailed:
+        """Return the error for a caller who may not do an operation on a resource."""
+        kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
+        what = resource_type.name.replace("_", " ").lower()
+        return kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
 
     def check_cluster(self, caller: Caller, operation: Operation) -> None:
         """Raise `ClusterAuthorizationFailed` unless a caller may do an operation on the cluster."""
