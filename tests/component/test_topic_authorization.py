@@ -518,6 +518,20 @@ def test_descriptions_of_groups_have_the_operations_of_the_caller(bench: Bench, 
 
 # A real client
 
+REFUSED: Final = "TOPIC_AUTHORIZATION_FAILED"
+
+
+def errors_of(futures: dict[str, Any]) -> dict[str, str]:
+    """The names of the errors of librdkafka's requests. No traceback keeps the client alive."""
+    found = {}
+    for name, future in futures.items():
+        try:
+            future.result(scaled(DEADLINE_S))
+            found[name] = ""
+        except KafkaException as error:
+            found[name] = error.args[0].name()
+    return found
+
 
 @pytest.mark.row("A8")
 def test_a_real_client_sees_and_changes_only_its_own_topics(bench: Bench) -> None:
@@ -534,20 +548,12 @@ def test_a_real_client_sees_and_changes_only_its_own_topics(bench: Bench) -> Non
             "sasl.password": PASSWORD,
         }
     )
-    timeout_s = scaled(DEADLINE_S)
     created = admin.create_topics([NewTopic("orders", 1, 1), NewTopic("bills", 1, 1)])
-    created["orders"].result(timeout_s)
-    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        created["bills"].result(timeout_s)
-    assert set(admin.list_topics(timeout=timeout_s).topics) == {"orders", SEEN}
+    assert errors_of(created) == {"orders": "", "bills": REFUSED}
+    assert set(admin.list_topics(timeout=scaled(DEADLINE_S)).topics) == {"orders", SEEN}
     grown = admin.create_partitions([NewPartitions("orders", 2), NewPartitions(SEEN, 2)])
-    grown["orders"].result(timeout_s)
-    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        grown[SEEN].result(timeout_s)
-    deleted = admin.delete_topics(["orders", HIDDEN])
-    deleted["orders"].result(timeout_s)
-    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        deleted[HIDDEN].result(timeout_s)
+    assert errors_of(grown) == {"orders": "", SEEN: REFUSED}
+    assert errors_of(admin.delete_topics(["orders", HIDDEN])) == {"orders": "", HIDDEN: REFUSED}
     assert HIDDEN in bench.service.topics.state.topics
 
 
