@@ -24,6 +24,7 @@ from mansio.errors import (
 )
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock, HostRandom
+from mansio.host.item_turns import ITEMS_PER_TURN, ItemTurns
 from mansio.metadata.acls import acl_document, acl_key, decode_acl
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Keys
@@ -293,3 +294,38 @@ def test_each_acl_has_a_key_of_its_own_and_survives_storing(one: Acl, other: Acl
     keys = Keys("c")
     assert decode_acl("k", acl_document(one)) == one
     assert (acl_key(keys, one) == acl_key(keys, other)) == (one == other)
+
+
+@pytest.mark.parametrize("allow_everyone", [False, True])
+@pytest.mark.parametrize("denied", [None, "topic-7", WILDCARD])
+def test_many_names_are_chosen_in_turns_as_they_are_at_once(allow_everyone: bool, denied: str | None) -> None:
+    authorizer = Authorizer(["User:admin"], allow_everyone_if_no_acl_found=allow_everyone)
+    names = [f"topic-{number}" for number in range(3 * ITEMS_PER_TURN)]
+    for number in range(0, len(names), 3):
+        authorizer.add(may(names[number]))
+        authorizer.add(may(names[number + 1], "User:bob"))
+    authorizer.add(may("topic-70")._replace(pattern_type=PatternType.PREFIXED))
+    if denied is not None:
+        authorizer.add(may(denied)._replace(permission=Permission.DENY))
+    authorization = Authorization(authorizer)
+    wanted = Operation.READ, ResourceType.TOPIC
+
+    async def work() -> None:
+        others = 0
+
+        async def take_turns() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(take_turns())
+        for caller in (ALICE, ADMIN):
+            turns = ItemTurns(AsyncioScheduler(asyncio.get_running_loop()))
+            found = await authorization.allowed_names_in_turns(caller, *wanted, names, turns)
+            expected = [name for name in names if authorization.allows(caller, *wanted, name)]
+            assert found == expected
+        task.cancel()
+        assert others >= 2 * 3, "other work has run in between"
+
+    asyncio.run(work())

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.replication.log_repairer import RepairCounts
-from mansio.errors import (
-    InvalidRequest,
-    InvalidUpdateVersion,
-    LeaderNotAvailable,
-    MansioError,
-    TopicAuthorizationFailed,
-)
+from mansio.errors import InvalidRequest, InvalidUpdateVersion, LeaderNotAvailable, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.tracebacks import without_traceback
@@ -279,9 +273,7 @@ class ClusterDescriptionService:
             if remaining == 0:
                 return TopicsPage(topics, (name, start))
             if name not in allowed:
-                refusal = TopicAuthorizationFailed(
-                    f"{caller.session.principal} may not DESCRIBE the topic {name}"
-                )
+                refusal = authorization.refusal(caller, Operation.DESCRIBE, ResourceType.TOPIC, name)
                 topics.append(DescribedTopic(name, error=refusal))
                 continue
             operations = authorization.authorized_operations(caller, ResourceType.TOPIC, name)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from mansio.config.item_limit import too_many_items
-from mansio.errors import InvalidRequest, MansioError, TopicAuthorizationFailed
+from mansio.errors import InvalidRequest, MansioError
 from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.tracebacks import copied, without_traceback
@@ -189,14 +189,12 @@ class TopicAdminService:
         if topic_id is not None:
             topic = self._topics.find_by_id(topic_id)
             if allowed is not None and topic.name not in allowed:
-                raise TopicAuthorizationFailed(
-                    f"{caller.session.principal} may not DESCRIBE the topic {topic_id}"
-                )
+                raise self._refusal(caller, Operation.DESCRIBE, str(topic_id))
             return topic
         if name is None:
             raise InvalidRequest("a topic must be named, or given by its id from version 12 on (KIP-516)")
         if allowed is not None and name not in allowed:
-            raise TopicAuthorizationFailed(f"{caller.session.principal} may not DESCRIBE the topic {name}")
+            raise self._refusal(caller, Operation.DESCRIBE, name)
         return await self._topics.find_or_auto_create(
             name,
             is_allowed_by_client=may_create,
@@ -305,8 +303,11 @@ class TopicAdminService:
         if has_cluster or self._allows(caller, Operation.DELETE, topic.name):
             return topic
         shown = topic.name if self._allows(caller, Operation.DESCRIBE, topic.name) else None
-        message = f"{caller.session.principal} is not allowed to DELETE the topic {shown or topic_id}"
-        return DeletedTopic(shown, topic_id, TopicAuthorizationFailed(message))
+        refusal = self._refusal(caller, Operation.DELETE, shown or str(topic_id))
+        return DeletedTopic(shown, topic_id, refusal)
+
+    def _refusal(self, caller: Caller, operation: Operation, name: str) -> MansioError:
+        return self._authorization.refusal(caller, operation, ResourceType.TOPIC, name)
 
     def _allows(self, caller: Caller, operation: Operation, name: str) -> bool:
         return self._authorization.allows(caller, operation, ResourceType.TOPIC, name)
