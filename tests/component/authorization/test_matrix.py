@@ -30,6 +30,7 @@ from component.authorization.matrix import (
 from component.authorization.requests import encode, error_codes, names_topics_by_id
 from component.authorization.visible_state import visible_state
 from mansio.api.required_rights import KAFKA, Place
+from mansio.broker.services.audit.audit_service import REFUSED, AuditService
 from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from support.raw_peer import RawPeer
@@ -38,6 +39,7 @@ from support.sasl_broker import SaslBroker, sasl_broker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from mansio.broker.routing.caller import Caller
     from mansio.state.authorization.acls import Acl
 
 SCRAM = "SCRAM-SHA-256"
@@ -48,6 +50,7 @@ class MansioRoom(Room):
 
     def __init__(self, broker: SaslBroker) -> None:
         self.broker = broker
+        self.audited: list[tuple[str, str]] = []
         self._authorizer = broker.broker.service.acls._authorization.authorizer
         for name in ("alice", "admin", "carol"):
             broker.set_user(name, PASSWORD)
@@ -73,7 +76,23 @@ class MansioRoom(Room):
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MansioRoom]:
+def audited() -> Iterator[list[tuple[str, str]]]:
+    """Principals and APIs of the refusals that were audited."""
+    found: list[tuple[str, str]] = []
+    add = AuditService._add
+
+    def recording(service: AuditService, caller: Caller, outcome: str, *more: str) -> None:
+        if outcome == REFUSED:
+            found.append((caller.session.principal, caller.api))
+        add(service, caller, outcome, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AuditService, "_add", recording)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory, audited: list[tuple[str, str]]) -> Iterator[MansioRoom]:
     settings = {
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
         "open_listeners": "PLAINTEXT",
@@ -84,6 +103,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MansioRoom]:
     }
     with sasl_broker(tmp_path_factory.mktemp("matrix") / "data", **settings) as broker:
         made = MansioRoom(broker)
+        made.audited = audited
         yield made
         made.close()
 
@@ -94,9 +114,12 @@ def check_refused(
     named = room.named[resource]
     room.set_acls(credential.acls)
     before = room.fingerprint()
+    room.audited.clear()
     raw, answer = room.ask("alice", key, version, named)
     assert room.fingerprint() == before, "a refused request changed something"
     codes = error_codes(answer)
+    if codes & REFUSALS:
+        assert set(room.audited) == {("User:alice", key.name)}, "it is not audited"
     if not codes and (credential.omits or (key, version < 3) == (ApiKey.DESCRIBE_LOG_DIRS, True)):
         assert named.topic.encode() not in raw
         assert named.group.encode() not in raw

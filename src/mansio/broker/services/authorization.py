@@ -319,7 +319,7 @@ class Grants:
         """Raise `TransactionalIdAuthorizationFailed` unless the caller may use a transactional id."""
         kind = ResourceType.TRANSACTIONAL_ID
         if not self._ask(self.transactional_ids, Operation.WRITE, kind, transactional_id):
-            raise self._refusal(Operation.WRITE, kind, transactional_id, "produce")
+            raise self._refusal(Operation.WRITE, kind, transactional_id, "PRODUCE")
 
     def topic_refusal(self, operation: Operation, topic: str, api: str) -> MansioError:
         """Report that the caller is refused an operation on a topic, and return the error, as a result. `api`: what it

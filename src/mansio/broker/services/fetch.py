@@ -346,7 +346,7 @@ class FetchService:
         name = self._partitions.name_of(topic_id) if topic is None else topic
         if grants is None or name is None or grants.may_read(name, topic_id if topic is None else None):
             return None
-        return grants.topic_refusal(Operation.READ, name, "fetch")
+        return grants.topic_refusal(Operation.READ, name, "FETCH")
 
     def _read_for_follower(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool

@@ -275,7 +275,7 @@ class ProduceService:
         name = self._partitions.name_of(topic_id) if topic is None else topic
         if grants is None or name is None or grants.may_write(name, topic_id if topic is None else None):
             return None
-        return grants.topic_refusal(Operation.WRITE, name, "produce")
+        return grants.topic_refusal(Operation.WRITE, name, "PRODUCE")
 
     def _append_processed(
         self,

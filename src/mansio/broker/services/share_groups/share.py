@@ -178,12 +178,12 @@ class ShareService:
             return None
         return without_traceback(self._authorization.refusal(caller, operation, kind, name))
 
-    def read_error(self, grants: Grants, topic_id: bytes) -> MansioError | None:
+    def read_error(self, grants: Grants, topic_id: bytes, api: str) -> MansioError | None:
         """As `_topic_error`, for READ, and remembers in `grants.readable` that the caller may."""
         name = self._topic_name(topic_id)
         if name is None or grants.may_read(name, topic_id):
             return None
-        return grants.topic_refusal(Operation.READ, name, "share_fetch")
+        return grants.topic_refusal(Operation.READ, name, api)
 
     # ------------------------------------------------------------------ acknowledging
 
@@ -261,7 +261,7 @@ class ShareService:
             if (
                 grants is not None
                 and (grants.revision != grants.rules.revision or part.topic_id not in grants.readable)
-                and (refused := self.read_error(grants, part.topic_id)) is not None
+                and (refused := self.read_error(grants, part.topic_id, "SHARE_ACKNOWLEDGE")) is not None
             ):
                 result.error = refused
                 continue
@@ -482,7 +482,7 @@ class ReceiveOperation:
                 grants.revision != grants.rules.revision or self._group_id not in grants.groups
             ):
                 try:
-                    grants.check_group(self._group_id, "share_fetch")
+                    grants.check_group(self._group_id, "SHARE_FETCH")
                 except GroupAuthorizationFailed:
                     if not to_store:
                         raise
@@ -531,7 +531,7 @@ class ReceiveOperation:
                 readable is not None
                 and grants is not None
                 and place[0] not in readable
-                and (refused := self._service.read_error(grants, place[0])) is not None
+                and (refused := self._service.read_error(grants, place[0], "SHARE_FETCH")) is not None
             ):
                 received[place] = ReceivedPartition(refused)
                 continue

@@ -119,7 +119,7 @@ class _ShareFetch:
         if grants is not None and (
             grants.revision != grants.rules.revision or request.group_id not in grants.groups
         ):
-            grants.check_group(request.group_id or "", "share_fetch")
+            grants.check_group(request.group_id or "", "SHARE_FETCH")
         group, member = validate_ids(request.group_id, request.member_id)
         parts = acknowledgements_by_partition(request.topics)
         wants_records = self._check(parts)
@@ -362,7 +362,7 @@ async def _acknowledge(
         if grants is not None and (
             grants.revision != grants.rules.revision or request.group_id not in grants.groups
         ):
-            grants.check_group(request.group_id or "", "share_fetch")
+            grants.check_group(request.group_id or "", "SHARE_ACKNOWLEDGE")
         group, member = validate_ids(request.group_id, request.member_id)
         check_partitions_unique(parts)
         session = sessions.acknowledge(group, member, request.session_epoch, connection=connection)
