@@ -31,7 +31,7 @@ from component.authorization.requests import encode, error_codes, names_topics_b
 from component.authorization.visible_state import visible_state
 from mansio.api.required_rights import KAFKA, Place
 from mansio.broker.services.audit.audit_service import REFUSED, AuditService
-from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, UnknownTopicOrPartition
+from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, NonEmptyGroup, UnknownTopicOrPartition
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mansio.state.authorization.acls import Acl
 
 SCRAM = "SCRAM-SHA-256"
+GROUP_ERRORS = {GroupIdNotFound.kafka_code, NonEmptyGroup.kafka_code}
 
 
 class MansioRoom(Room):
@@ -124,8 +125,8 @@ def check_refused(
         assert named.topic.encode() not in raw
         assert named.group.encode() not in raw
         assert named.transactional_id.encode() not in raw
-    elif codes == {GroupIdNotFound.kafka_code} and credential.refused == NO_TOPIC:
-        pass  # the group, for which the caller has the right, is of another type
+    elif codes and codes <= GROUP_ERRORS and credential.refused == NO_TOPIC:
+        pass  # the caller has the right for the group, which is of another type, or has members
     elif codes == {UnknownTopicOrPartition.kafka_code} and (key, resource) == (ApiKey.DELETE_TOPICS, ABSENT):
         assert credential.acls, "who may describe a topic may know that it does not exist, as in Kafka"
     elif names_topics_by_id(key, version) and resource == ABSENT and UNKNOWN_TOPIC_ID in codes:
