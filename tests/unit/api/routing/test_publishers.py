@@ -16,7 +16,6 @@ from mansio.client.client import Client
 from mansio.state.authorization.authorizer import Authorizer
 from support.virtual_time import run_virtually
 
-
 OWN: Any = SimpleNamespace(endpoint=SimpleNamespace(host="127.0.0.1", port=9092))
 
 
