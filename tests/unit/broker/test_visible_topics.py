@@ -1,4 +1,4 @@
-"""Topics as the members of a group may see them: what is resolved, when, and by whom."""
+"""Topics as the members of a group may see them: what is resolved, when, and by which member."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def topics(*names: str) -> Topics:
     return Topics(ids, dict.fromkeys(ids.values(), 1), {".*": names, "a": tuple({*names} & {"a"})})
 
 
-def test_as_long_as_nothing_changes_nobody_is_asked_and_the_object_stays() -> None:
+def test_as_long_as_nothing_changes_no_member_is_asked_and_the_object_stays() -> None:
     base, member = topics("a", "b"), Member("a")
     found = VisibleTopics(base)
     first = found.update(base, ".*", member.at(1))
