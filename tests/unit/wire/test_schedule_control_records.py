@@ -18,6 +18,7 @@ from mansio.wire.batch.schedule_control_records import (
     decode_schedule_control,
     encode_fired,
     encode_scheduled,
+    encode_schedules,
     encode_unscheduled,
 )
 
@@ -39,6 +40,7 @@ SCHEDULES = st.builds(
     next_due_ms=INT64,
     firings=INT64,
     is_paused=st.booleans(),
+    owner=st.just("") | st.text(max_size=20),
 )
 
 
@@ -49,6 +51,11 @@ def test_schedules_are_decoded_as_they_were_encoded(schedules: list[Schedule]) -
     found = decode_schedule_control(batch)
     assert found is not None
     assert (found.type, [*found.schedules]) == (ScheduleControlType.SCHEDULED, schedules)
+
+
+@given(st.lists(SCHEDULES, min_size=1, max_size=3))
+def test_an_older_version_reads_schedules_without_owners(schedules: list[Schedule]) -> None:
+    assert encode_schedules(schedules)[0] == (2 if any(one.owner for one in schedules) else 1)
 
 
 @given(st.lists(st.builds(Firing, IDS, INT64, INT64), max_size=5), st.integers(0, 2**32 - 1))

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.api.routing.routed_connections import ForwardedConnection, LocalConnection, Throttle
-from mansio.broker.routing.caller import Caller, ClientSession
+from mansio.broker.routing.caller import Caller
 from mansio.client.client import Client
 from mansio.client.producer.produce_request import PRODUCE_CHANNEL
 from mansio.config.addresses import Address
 from mansio.errors import ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.ports import RequestClass
+from mansio.ports import ForwardedClient, RequestClass
 from mansio.wire.api_versions import UNADVERTISED_SINCE
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ SMALL_CHANNELS: Final = frozenset({"main", "group", PRODUCE_CHANNEL})
 class _Identity(NamedTuple):
     """The client in whose name a publisher asks the leaders."""
 
-    session: ClientSession
-    address: str
+    client: ForwardedClient
+    groups: tuple[str, ...]
 
 
 class _Publisher:
@@ -104,7 +104,7 @@ class RoutedClients:
         the caller may write; its quota is applied before."""
         identity = None
         if self._server.service.authorization.is_enabled:
-            identity = _Identity(caller.session, caller.address)
+            identity = _Identity(caller.forwarded, caller.session.groups)
         found = self._publishers.get(identity)
         if found is None:
             client = self._new_client(

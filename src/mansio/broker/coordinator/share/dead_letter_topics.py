@@ -27,7 +27,7 @@ from mansio.config.share_group_config import (
     effective_value,
 )
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
-from mansio.config.topic_names import dead_letter_topic_of
+from mansio.config.topic_names import dead_letter_topic_of, unified_name
 from mansio.errors import (
     InvalidTopic,
     OffsetOutOfRange,
@@ -130,11 +130,11 @@ class DeadLetterTopics:
         )
 
     def check_owner(self, group: str, topic: str) -> None:
-        """Raise `TopicAuthorizationFailed` if the settings of a group name this dead-letter topic, and who has named it
-        may not write to it any more."""
+        """Raise `TopicAuthorizationFailed` if the settings of a group name this dead-letter topic, or one whose name
+        differs in `.` and `_` only, and who has named it may not write to it any more."""
         overrides = self._overrides(group)
-        owner = overrides.get(DEAD_LETTER_OWNER, "")
-        if overrides.get(DEAD_LETTER_TOPIC) == topic and not self._may_write(owner, topic):
+        named, owner = overrides.get(DEAD_LETTER_TOPIC), overrides.get(DEAD_LETTER_OWNER, "")
+        if named and unified_name(named) == unified_name(topic) and not self._may_write(owner, topic):
             principal = owner.partition(" ")[2]
             raise TopicAuthorizationFailed(
                 f"{principal}, who has set {DEAD_LETTER_TOPIC}, is not allowed to WRITE the topic {topic}"
@@ -155,6 +155,7 @@ class DeadLetterTopics:
         while name in self._creating:
             await self._wait_until_created(name)
         topic = self._find_existing(name) or await self._create_once(name, source_topic)
+        self.check_owner(group, topic.name)
         if not self.is_dead_letter_topic(topic):
             raise PolicyViolation(
                 f"topic {name} does not accept dead letters: set {DEAD_LETTER_TOPIC_ENABLE}=true"
