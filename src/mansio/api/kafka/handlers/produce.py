@@ -74,7 +74,8 @@ def produce(
     rejection = _request_error(request)
     pending: PendingProduce | None = None
     if rejection is None:
-        if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0:
+        is_due = connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0
+        if is_due and connection.peer is None:  # `produce_by_template` appends for clients
             connection.template = wire.build_template(header, frame, request)
         connection.template_misses += 1
     if rejection is None and request.transactional_id is not None:
@@ -95,6 +96,7 @@ def produce(
             allow_zstd=version >= ZSTD_VERSION_MIN,
             client=connection,
             was_tried=was_tried,
+            is_broker=connection.peer is not None,
         )
         results = pending.results
     else:
