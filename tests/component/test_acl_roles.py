@@ -17,6 +17,7 @@ from mansio.errors import (
     AuthorizationFailed,
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
+    InvalidTopic,
     TransactionalIdAuthorizationFailed,
 )
 from mansio.state.authorization.acls import Operation, ResourceType
@@ -238,6 +239,8 @@ def test_no_line_has_a_secret_and_a_broker_that_stops_writes_what_it_has_counted
         assert [json.loads(record.value or b"") for record in records] == lines
         entry = admin.admin.describe_config(AUDIT_TOPIC)["retention.ms"]
         assert entry.value == str(30 * 24 * 3600 * 1000)
+        with pytest.raises(InvalidTopic):  # no client forges a line
+            admin.publish(AUDIT_TOPIC, b"{}")
 
 
 @pytest.mark.full

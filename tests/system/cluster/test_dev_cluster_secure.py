@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio import blocking
+from mansio import TopicPartition, blocking
 from mansio.config.protected_start import FIRST_USER
-from mansio.errors import AuthenticationFailed, TlsFailed
+from mansio.config.topic_names import AUDIT_TOPIC
+from mansio.errors import AuthenticationFailed, ClusterAuthorizationFailed, TlsFailed
 from mansio.host.private_file import write_private_file
 from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
 from mansio.node.protected_start import LOCAL_NAMES
+from mansio.state.authorization.roles import Role, acls_of_role
 from support.certificates import Authority
 from support.machine import scaled
 from support.paths import mansio_command, required_tool
@@ -175,6 +177,7 @@ def test_records_are_produced_and_received_through_any_broker_over_tls_by_users_
                 pytest.fail("it needed no user")
         with pytest.raises(TlsFailed), cluster.connect(address, tls=False, user=None):
             pytest.fail("it needed no TLS")
+        check_every_broker_audits(cluster)
         assert "https://" in cluster.fields["etcd"][0]
         shown = "".join(
             path.read_text() for path in (cluster.out, cluster.errors, *cluster.data.glob("*.log"))
@@ -199,6 +202,32 @@ def ask_etcd(port: int, tls: ssl.SSLContext | None) -> bytes:
                 return connection.recv(12)
     except (ssl.SSLError, ConnectionError):
         return b""
+
+
+def check_every_broker_audits(cluster: SecureCluster) -> None:
+    """A user without rights is refused by each broker, and the topic of the audit has a line of each."""
+    with cluster.client(1) as client:
+        client.admin.users.create("guest", NEW_PASSWORD)
+    for address in cluster.fields["kafka"]:
+        with (
+            cluster.connect(address, user="guest", password=NEW_PASSWORD) as guest,
+            pytest.raises(ClusterAuthorizationFailed),
+        ):
+            guest.admin.acls.list()
+
+    with cluster.client(2) as client:
+
+        def audited() -> set[int]:
+            partition = TopicPartition(AUDIT_TOPIC, 0)
+            end = client.admin.list_offsets([partition])[partition].offset
+            records = client.consume(AUDIT_TOPIC, from_="earliest", max_records=end) if end else ()
+            lines = [json.loads(record.value or b"") for record in records]
+            of_guest = [line for line in lines if line["principal"] == "User:guest"]
+            for line in of_guest:
+                assert line["allow"] == "mansio acl add User:guest --operation DESCRIBE --cluster"
+            return {line["broker"] for line in of_guest}
+
+        wait_until(lambda: audited() == set(NODES), DEADLINE_S, "a line of each broker")
 
 
 def check_etcd_refuses_all_without_a_certificate(cluster: SecureCluster, directory: Path) -> None:
@@ -242,6 +271,7 @@ def test_etcd_and_keys_are_closed_to_others_and_a_restart_keeps_files_users_and_
         kept = {path.name: path.read_bytes() for path in cluster.security.iterdir()}
         with cluster.client(1) as client:
             client.admin.users.create("other", NEW_PASSWORD)
+            client.admin.acls.create(acls_of_role(Role.OPERATOR, "User:other", {}))
         with cluster.connect(cluster.bootstrap_servers, user="other", password=NEW_PASSWORD) as client:
             client.admin.users.set_password(FIRST_USER, NEW_PASSWORD)
     (cluster.data / "etcd-1").chmod(0o755)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.partition.append_validation import needs_thread
 from mansio.broker.services.statistics import SAMPLE_MASK
+from mansio.config.topic_names import AUDIT_TOPIC
 from mansio.errors import (
     ConcurrentTransactions,
     CorruptMessage,
@@ -173,6 +174,7 @@ class ProduceService:
         allow_zstd: bool = True,
         transactional: bool = False,
         was_tried: bool = False,
+        is_broker: bool = False,
     ) -> tuple[Partition, AppendResult]:
         """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id. Whether its
         producer may write to the topic was asked before.
@@ -180,11 +182,12 @@ class ProduceService:
         `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller
         must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is rejected, and
         `ProcessingRequired` if the caller must use `begin_produce` instead; always if this `was_tried` before.
+        `is_broker`: another broker appends to the topic of the audit.
         """
         counters = self.counters
         try:
             partition = self._partitions.find(topic, topic_id, index)
-            if partition.internal:
+            if partition.internal and not (is_broker and partition.topic == AUDIT_TOPIC):
                 raise InvalidTopic(f"{partition.topic} is an internal topic; clients may not write to it")
             if not records:
                 raise CorruptMessage(f"{partition.name}: the request contains no record batch")
@@ -217,6 +220,7 @@ class ProduceService:
         allow_zstd: bool = True,
         client: Hashable = None,
         was_tried: bool = False,
+        is_broker: bool = False,
     ) -> PendingProduce:
         """Append the batches of a request. If the result is not complete, the caller must call `PendingProduce.wait`: a
         batch is being processed, or acks=all and a batch is not committed yet.
@@ -224,7 +228,8 @@ class ProduceService:
         `grants`: of the client, which needs WRITE for each topic; None if it may write to all of them.
         `allow_zstd` False: reject zstd, because the protocol version of the request excludes it (KIP-110). `client`:
         the client whose share of the processor's queue is used; None for batches of the broker itself. `was_tried`:
-        `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request."""
+        `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request. `is_broker`:
+        see `append`."""
         pending = PendingProduce(self)
         writable = None
         if grants is not None:
@@ -245,7 +250,14 @@ class ProduceService:
             for index, records in entries:
                 try:
                     partition, appended = self.append(
-                        name, topic_id, index, records, acks=acks, allow_zstd=allow_zstd, was_tried=was_tried
+                        name,
+                        topic_id,
+                        index,
+                        records,
+                        acks=acks,
+                        allow_zstd=allow_zstd,
+                        was_tried=was_tried,
+                        is_broker=is_broker,
                     )
                 except MansioError as error:
                     results.append(BatchResult(index, without_traceback(error)))

@@ -100,6 +100,7 @@ def produce(
             allow_zstd=version >= ZSTD_VERSION_MIN,
             client=connection,
             was_tried=was_tried,
+            is_broker=connection.peer is not None,
         )
         results = pending.results
     if rejection is None:

@@ -34,6 +34,7 @@ LINGER_MS: Final = 50.0
 
 RETRY_MS_MIN: Final = 200.0
 RETRY_MS_MAX: Final = 30_000.0
+LOGGED_FAILURE: Final = 3
 CLOSE_MS: Final = 2_000.0
 """Time that the end of the broker waits for the delivery of the last lines."""
 
@@ -93,7 +94,7 @@ class AuditQueue:
                     await self._deliver(batch)
                 except MansioError as error:
                     failures += 1
-                    if failures == 1:
+                    if failures == LOGGED_FAILURE:  # the first ones are normal while the topic is created
                         logger.error(
                             "audit_not_written",
                             extra=fields(destination=self._destination, reason=without_traceback(error)),
