@@ -36,7 +36,7 @@ def test_a_change_of_the_acls_forgets_everything() -> None:
     grants = grants_of(authorizer)
     assert grants.may_read("t")
     assert grants.may_write("t", b"id")
-    grants.check_group("g")
+    grants.check_group("g", "SHARE_FETCH")
     grants.check_transactional_id("x")
     kept = grants.readable, grants.writable, grants.groups, grants.transactional_ids
     assert kept == ({"t"}, {b"id"}, {"g"}, {"x"})
@@ -53,7 +53,7 @@ def test_a_refusal_is_not_kept() -> None:
     assert not grants.may_read("t")
     assert not grants.may_write("t")
     with pytest.raises(GroupAuthorizationFailed):
-        grants.check_group("g")
+        grants.check_group("g", "SHARE_FETCH")
     with pytest.raises(TransactionalIdAuthorizationFailed):
         grants.check_transactional_id("x")
     assert not any((grants.readable, grants.writable, grants.groups, grants.transactional_ids))
