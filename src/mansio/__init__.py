@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
-    from mansio.client.admin.users import User, UserAdmin
+    from mansio.client.admin.users import SqsAccessKey, User, UserAdmin
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
@@ -158,6 +158,7 @@ __all__ = [
     "ShareLeases",
     "ShareMember",
     "ShareOffset",
+    "SqsAccessKey",
     "StartAt",
     "TopicDescription",
     "TopicPartition",
@@ -260,6 +261,7 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
+    "SqsAccessKey": _USERS,
     "User": _USERS,
     "UserAdmin": _USERS,
     "connect": "mansio.client.client",

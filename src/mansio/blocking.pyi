@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
+from mansio import BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
 from types import TracebackType
 from typing import Literal, Self
 
@@ -783,6 +783,24 @@ class UserAdmin:
 
         Raises `ResourceNotFound`, `UnacceptableCredential`, `PolicyViolation`, `InvalidRequest`, and
         `UnsupportedVersion` if the broker is not Mansio's."""
+        ...
+
+    def create_sqs_key(self, user: str) -> SqsAccessKey:
+        """Create an access key of a user for the SQS endpoint. Nothing returns its secret again. If the answer is lost,
+        a key may exist whose secret is not known: delete it.
+
+        Raises `ResourceNotFound`, `SecurityDisabled` if the brokers have no `secrets_key_file`, `PolicyViolation`,
+        `ClusterAuthorizationFailed`, and `UnsupportedVersion` if the broker is not Mansio's."""
+        ...
+
+    def list_sqs_keys(self, user: str | None = None) -> Sequence[SqsAccessKey]:
+        """Access keys of a user, or of all users, sorted by user and time, without secrets. Raises
+        `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
+        ...
+
+    def delete_sqs_key(self, key_id: str) -> None:
+        """Delete an access key: within a second, requests that are signed with it are refused. Raises
+        `ResourceNotFound`, `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
         ...
 
 def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, certificate: str | None = None, key: str | None = None) -> Client:

@@ -73,6 +73,9 @@ class UserAdmin(BlockingProxy[asyncio_users.UserAdmin]):
     create = blocking(asyncio_users.UserAdmin.create)
     delete = blocking(asyncio_users.UserAdmin.delete)
     set_password = blocking(asyncio_users.UserAdmin.set_password)
+    create_sqs_key = blocking(asyncio_users.UserAdmin.create_sqs_key)
+    list_sqs_keys = blocking(asyncio_users.UserAdmin.list_sqs_keys)
+    delete_sqs_key = blocking(asyncio_users.UserAdmin.delete_sqs_key)
 
 
 class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):

@@ -23,6 +23,7 @@ SECURITY_DIRECTORY: Final = "security"
 """Directory below the data directory with what a protected start makes."""
 CA_FILE: Final = "ca.pem"
 CERTIFICATE_FILE: Final = "broker.pem"
+SECRETS_KEY_FILE: Final = "secrets.key"
 
 _MADE: Final = ("ssl_certificate_location", "ssl_key_location", "ssl_ca_location")
 _MADE_OF_ETCD: Final = ("etcd_ca_file", "etcd_cert_file", "etcd_key_file")
@@ -53,7 +54,11 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
                 "clients connect to; use --advertise"
             )
     directory = f"{given.get('data_dir', default_of('data_dir'))}/{SECURITY_DIRECTORY}"
-    changed = {"listeners": listeners, **_certificate_values(directory, CERTIFICATE_FILE)}
+    changed = {
+        "listeners": listeners,
+        **_certificate_values(directory, CERTIFICATE_FILE),
+        **_secrets_key_value(given, directory),
+    }
     if advertised:
         changed["advertised_listeners"] = advertised
     if "listener_security_protocol_map" not in given:
@@ -87,6 +92,7 @@ def protected_cluster_values(given: Mapping[str, Any], directory: str, certifica
         "listeners": _named(given["listeners"]),
         "listener_security_protocol_map": DEFAULT_PROTOCOL_MAP,
         **_certificate_values(directory, certificate),
+        **_secrets_key_value(given, directory),
         **dict(zip(_MADE_OF_ETCD, (f"{directory}/{CA_FILE}", path, path), strict=True)),
         **({"open_listeners": "http"} if _leaves_http_open(given) else {}),
     }
@@ -101,6 +107,10 @@ def _refuse_other_certificates(given: Mapping[str, Any], names: Iterable[str]) -
 def _certificate_values(directory: str, certificate: str) -> dict[str, str]:
     path = f"{directory}/{certificate}"
     return dict(zip(_MADE, (path, path, f"{directory}/{CA_FILE}"), strict=True))
+
+
+def _secrets_key_value(given: Mapping[str, Any], directory: str) -> dict[str, str]:
+    return {} if given.get("secrets_key_file") else {"secrets_key_file": f"{directory}/{SECRETS_KEY_FILE}"}
 
 
 def _leaves_http_open(given: Mapping[str, Any]) -> bool:

@@ -283,7 +283,14 @@ class Settings:
     sqs_access_keys_file: str = _setting(
         "",
         "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
-        "SQS endpoint must be signed with one of them; otherwise every credential is accepted.",
+        "SQS endpoint must be signed; each of these keys is a user of its own. Without it and without "
+        "secrets_key_file every credential is accepted.",
+    )
+    secrets_key_file: str = _setting(
+        "",
+        "File (mode 0600) with a key of 64 hexadecimal digits on each line, the same on all brokers: the first one "
+        "encrypts the secrets in the metadata, older ones decrypt (extra secure). With it users have access keys of "
+        "SQS and delegation tokens, and requests to the SQS endpoint must be signed.",
     )
     log_level: str = _setting(
         "info",
@@ -777,7 +784,7 @@ class Settings:
         if self.grpc_address is not None:
             found.append(served_to_users("grpc", self.grpc_address, self.grpc_security, certificates))
         if self.sqs_address is not None:
-            found.append(served_by_sqs(self.sqs_address, has_keys=bool(self.sqs_access_keys_file)))
+            found.append(served_by_sqs(self.sqs_address, has_keys=self.has_sqs_access_keys))
         return tuple(found)
 
     @property
@@ -814,6 +821,11 @@ class Settings:
     def http_security(self) -> SecurityProtocol:
         """Security protocol of the HTTP listener."""
         return SecurityProtocol(self.http_security_protocol)
+
+    @property
+    def has_sqs_access_keys(self) -> bool:
+        """Whether requests to the SQS endpoint must be signed with an access key."""
+        return bool(self.sqs_access_keys_file or self.secrets_key_file)
 
     @property
     def sqs_security(self) -> SecurityProtocol:

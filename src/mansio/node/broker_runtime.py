@@ -67,6 +67,7 @@ from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
+from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.broker.services.transactions.transaction_service import TransactionService
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import Topic, TopicChange
     from mansio.node.cluster_member import ClusterMember
+    from mansio.state.authentication.secrets_keys import SecretsKeys
     from mansio.state.share_partition.types import ShareKey
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
@@ -129,9 +131,10 @@ class BrokerRuntime:
         cluster_member: ClusterMember | None = None,
         before_newer_format: Callable[[], object] = lambda: None,
         limits: FileLimits = NO_LIMITS,
+        secrets_keys: SecretsKeys | None = None,
     ) -> None:
         """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
-        `before_newer_format`: see `Log`."""
+        `before_newer_format`: see `Log`. `secrets_keys`: None if the broker has none."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -145,6 +148,7 @@ class BrokerRuntime:
         self.store = store
         self.state = state
         self.cluster_member = cluster_member
+        self._secrets_keys = secrets_keys
         self.statistics = Statistics(host_ports.clock)
         self._truncated_share_state_partitions: Sequence[int] = ()
         self.group_commit = GroupCommit(
@@ -533,6 +537,15 @@ class BrokerRuntime:
                 random=host_ports.random,
             ),
             users=users,
+            sqs_access_keys=SqsAccessKeyService(
+                self._secrets_keys,
+                store=self.store,
+                state=self.state,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                authorization=authorization,
+            ),
             passwords=passwords,
             log_ins=LogInService(
                 users,

@@ -101,6 +101,9 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
     FORWARD_REQUEST = 20115
     SET_PASSWORD = 20116
+    CREATE_SQS_ACCESS_KEY = 20117
+    DESCRIBE_SQS_ACCESS_KEYS = 20118
+    DELETE_SQS_ACCESS_KEY = 20119
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -601,6 +604,29 @@ _ROWS: Final = (
         note="Mansio's own. Changes the password of a user; the previous one stays valid for a given time. Refused "
         "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine.",
     ),
+    Api(
+        ApiKey.CREATE_SQS_ACCESS_KEY,
+        0,
+        0,
+        "sqs_access_keys.create_sqs_access_key",
+        note="Mansio's own. Creates an access key of a user for SQS; the secret is returned once. Refused "
+        "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine, and (SECURITY_DISABLED) "
+        "by a broker without `secrets_key_file`.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_SQS_ACCESS_KEYS,
+        0,
+        0,
+        "sqs_access_keys.describe_sqs_access_keys",
+        note="Mansio's own. The access keys of one user or of all, without their secrets.",
+    ),
+    Api(
+        ApiKey.DELETE_SQS_ACCESS_KEY,
+        0,
+        0,
+        "sqs_access_keys.delete_sqs_access_key",
+        note="Mansio's own.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -700,6 +726,9 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_HEALTH: 0,
     ApiKey.FORWARD_REQUEST: 0,
     ApiKey.SET_PASSWORD: 0,
+    ApiKey.CREATE_SQS_ACCESS_KEY: 0,
+    ApiKey.DESCRIBE_SQS_ACCESS_KEYS: 0,
+    ApiKey.DELETE_SQS_ACCESS_KEY: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

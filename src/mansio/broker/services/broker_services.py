@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
+    from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
@@ -68,6 +69,7 @@ class BrokerServices:
     quotas: QuotaService
     acls: AclService
     users: UserService
+    sqs_access_keys: SqsAccessKeyService
     passwords: PasswordChecker
     log_ins: LogInService
     configs: ConfigService
