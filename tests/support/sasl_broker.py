@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.routing.caller import BROKER_SESSION, Caller
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.config.security import PLAIN
 from mansio.config.settings import DEV_SETTINGS, Settings
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEADLINE_S = 30
+OPERATOR = Caller(BROKER_SESSION)
+"""Who changes users here: with an authorizer, too, it may do everything."""
 SALT = bytes(range(32))
 HANDSHAKE_VERSION, AUTHENTICATE_VERSION = 1, 2
 
@@ -112,14 +114,14 @@ class SaslBroker:
             for mechanism in mechanisms
         ]
         users = self.broker.service.users
-        errors = self.run(users.alter_each(upsertions, [], is_confidential=True, caller=ANONYMOUS))
+        errors = self.run(users.alter_each(upsertions, [], is_confidential=True, caller=OPERATOR))
         assert errors == {name: None}
 
     def delete_user(self, name: str) -> None:
         users = self.broker.service.users
-        known = self.call(partial(users.describe, caller=ANONYMOUS), [name])[0].iterations
+        known = self.call(partial(users.describe, caller=OPERATOR), [name])[0].iterations
         deletions = [CredentialDeletion(name, mechanism.kafka_type) for mechanism in known]
-        assert self.run(users.alter_each([], deletions, is_confidential=True, caller=ANONYMOUS)) == {
+        assert self.run(users.alter_each([], deletions, is_confidential=True, caller=OPERATOR)) == {
             name: None
         }
 

@@ -292,6 +292,24 @@ class Settings:
         "encrypts the secrets in the metadata, older ones decrypt (extra secure). With it users have access keys of "
         "SQS and delegation tokens, and requests to the SQS endpoint must be signed.",
     )
+    delegation_token_max_lifetime_ms: int = _ms(
+        7 * DAY_MS,
+        "Time after which a delegation token ends even if it is renewed (KIP-48).",
+        minimum=1,
+        is_kafka_setting=True,
+    )
+    delegation_token_expiry_time_ms: int = _ms(
+        DAY_MS,
+        "Time after which a delegation token ends unless it is renewed.",
+        minimum=1,
+        is_kafka_setting=True,
+    )
+    delegation_token_expiry_check_interval_ms: int = _ms(
+        HOUR_MS,
+        "Interval at which expired delegation tokens are deleted, which closes connections that use them.",
+        minimum=1,
+        is_kafka_setting=True,
+    )
     log_level: str = _setting(
         "info",
         "Lowest level of the log lines on standard error.",

@@ -23,6 +23,7 @@ from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import decode_acl
+from mansio.metadata.delegation_tokens import decode_token
 from mansio.metadata.metadata_store import (
     Compare,
     Delete,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from mansio.metadata.sqs_access_keys import SqsAccessKey
     from mansio.ports import Promise, Random, Scheduler, Timer
     from mansio.state.authentication.credentials import ScramCredential
+    from mansio.state.authentication.delegation_tokens import DelegationToken
     from mansio.state.authorization.acls import Acl
 
 PROGRESS_WRITE_MS: Final = 250
@@ -109,6 +111,8 @@ class MetadataImage:
     """Access control lists by key."""
     sqs_access_keys: dict[str, SqsAccessKey] = field(default_factory=dict, repr=False)
     """Access keys of SQS by id."""
+    tokens: dict[str, DelegationToken] = field(default_factory=dict, repr=False)
+    """Delegation tokens by id."""
     server_secret: bytes | None = field(default=None, repr=False)
     """Secret of authentication; None until a listener has authenticated clients."""
     partition_count: int = 0
@@ -214,10 +218,11 @@ class MetadataImage:
         self._failure_callbacks.append(callback)
 
     def owned_keys(self, user: str) -> list[str]:
-        """Return the keys in the store that belong to a user and are deleted with it: of its access keys."""
-        return [
-            self.keys.sqs_access_key(key.key_id) for key in self.sqs_access_keys.values() if key.user == user
-        ]
+        """Return the keys in the store that belong to a user and are deleted with it: of its access keys of SQS and
+        its delegation tokens."""
+        keys = [each.key_id for each in self.sqs_access_keys.values() if each.user == user]
+        tokens = [each.token_id for each in self.tokens.values() if each.user == user]
+        return [*map(self.keys.sqs_access_key, keys), *map(self.keys.token, tokens)]
 
     def exclude_broker(self, node_id: int) -> None:
         """Remove a broker from `brokers`. This broker calls it with its own id after its image has failed, so that its
@@ -359,6 +364,7 @@ class MetadataImage:
             *credentials,
             *self.acls,
             *map(self.keys.sqs_access_key, self.sqs_access_keys),
+            *map(self.keys.token, self.tokens),
         ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
@@ -408,6 +414,8 @@ class MetadataImage:
             self._apply_acl_event(event, document)
         elif event.key.startswith(keys.sqs_access_keys):
             self._apply_sqs_access_key_event(event, document)
+        elif event.key.startswith(keys.tokens):
+            self._apply_token_event(event, document)
         elif event.key == keys.server_secret:
             self.server_secret = None if document is None else decode_server_secret(event.key, document)
         elif event.key.startswith(keys.broker_configs):
@@ -461,6 +469,14 @@ class MetadataImage:
             after = decode_sqs_access_key(event.key, key_id, document, event.mod_revision)
             self.sqs_access_keys[key_id] = after
             self._users_changed[after.user] = None
+
+    def _apply_token_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        token_id = event.key.removeprefix(self.keys.tokens)
+        before = self.tokens.pop(token_id, None)
+        after = None if document is None else decode_token(event.key, token_id, document, event.mod_revision)
+        if after is not None:
+            self.tokens[token_id] = after
+        self._users_changed.update((each.user, None) for each in (before, after) if each is not None)
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")

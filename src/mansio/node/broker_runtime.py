@@ -53,6 +53,7 @@ from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
+from mansio.broker.services.delegation_tokens import DelegationTokenService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
@@ -544,6 +545,17 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
                 clock=host_ports.clock,
+                authorization=authorization,
+            ),
+            delegation_tokens=DelegationTokenService(
+                self._secrets_keys,
+                store=self.store,
+                state=self.state,
+                settings=settings,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                password_thread=host_ports.password_thread,
                 authorization=authorization,
             ),
             passwords=passwords,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
+    from mansio.broker.services.delegation_tokens import DelegationTokenService
     from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
@@ -70,6 +71,7 @@ class BrokerServices:
     acls: AclService
     users: UserService
     sqs_access_keys: SqsAccessKeyService
+    delegation_tokens: DelegationTokenService
     passwords: PasswordChecker
     log_ins: LogInService
     configs: ConfigService

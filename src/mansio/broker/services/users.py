@@ -8,7 +8,8 @@ before a listener authenticates its first client.
 
 Invariants:
 * A user is changed by one transaction, all mechanisms or none, and only if no one else has changed it meanwhile.
-* With a user, what belongs to it is deleted: its access keys of SQS. A new user of the same name has none of them.
+* With a user, what belongs to it is deleted: access keys of SQS and delegation tokens. A new user of the same name has
+  none of them.
 * No error and no log line contains a password, a salted password or a key.
 
 Model: ScramControlManager of Kafka.
@@ -150,7 +151,7 @@ class UserService:
             await self._state.wait_for_revision(revision, self._scheduler)
         secret = self._state.server_secret
         assert secret is not None, "the image has the revision in which it was stored"
-        self._directory = CredentialDirectory(self._find, secret)
+        self._directory = CredentialDirectory(self._find, secret, find_token=self._state.tokens.get)
 
     @property
     def directory(self) -> CredentialDirectory:
@@ -159,7 +160,7 @@ class UserService:
         return self._directory
 
     def on_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the event loop with the name of each user whose credentials or access keys have
+        """Call `callback` on the event loop with the name of each user whose credentials, access keys or tokens have
         changed."""
         self._state.on_user_change(callback)
 
