@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
+    from mansio.client.admin.tokens import DelegationToken, TokenAdmin
     from mansio.client.admin.users import SqsAccessKey, User, UserAdmin
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
@@ -111,6 +112,7 @@ __all__ = [
     "DefaultEntity",
     "DelayAdmin",
     "DelayNotOffered",
+    "DelegationToken",
     "Delivery",
     "ElectionResult",
     "ElectionType",
@@ -160,6 +162,7 @@ __all__ = [
     "ShareOffset",
     "SqsAccessKey",
     "StartAt",
+    "TokenAdmin",
     "TopicDescription",
     "TopicPartition",
     "Transaction",
@@ -185,6 +188,7 @@ _SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
 _TRANSACTIONS = "mansio.client.admin.transactions"
 _TYPES = "mansio.client.types"
+_TOKENS = "mansio.client.admin.tokens"
 _USERS = "mansio.client.admin.users"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
@@ -261,7 +265,9 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
+    "DelegationToken": _TOKENS,
     "SqsAccessKey": _USERS,
+    "TokenAdmin": _TOKENS,
     "User": _USERS,
     "UserAdmin": _USERS,
     "connect": "mansio.client.client",

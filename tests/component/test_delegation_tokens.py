@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+import mansio.blocking
 from mansio.errors import (
+    ClusterAuthorizationFailed,
+    ConfigError,
     DelegationTokenAuthDisabled,
     DelegationTokenAuthorizationFailed,
     DelegationTokenExpired,
@@ -199,6 +203,37 @@ def test_a_connection_ends_with_its_token_and_with_the_user_of_the_token(broker:
     broker.set_user("dave", "dave")
     with RawPeer(broker.port) as peer:
         assert log_in_with(peer, token).error_code == FAILED, "a new user has no tokens of one before"
+
+
+def test_mansio_s_client_gets_a_token_and_another_one_acts_with_it(broker: SaslBroker) -> None:
+    with mansio.blocking.connect(broker.address, user="root", password="root") as root:
+        tokens = root.admin.tokens
+        token = tokens.create(renewers=["bob"], max_lifetime=timedelta(hours=1))
+        assert (token.owner, token.requester, token.renewers) == ("root", "root", ("bob",))
+        assert token.expires == token.ends == token.issued + timedelta(hours=1)
+        assert [each.token_id for each in tokens.list("bob")] == [token.token_id]
+        assert token.password not in repr(token)
+        other = mansio.blocking.connect(
+            broker.address, user=token.token_id, password=token.password, token=True
+        )
+        with other as by_token:
+            by_token.admin.create_topic("by-token")
+            with pytest.raises(DelegationTokenRequestNotAllowed):
+                by_token.admin.tokens.list()
+            with pytest.raises(ClusterAuthorizationFailed):
+                by_token.admin.users.create_sqs_key("root")
+        assert tokens.renew(token.hmac, period=timedelta(minutes=1)) < token.ends
+        tokens.expire(token.hmac)
+        with pytest.raises(DelegationTokenNotFound):
+            tokens.renew(token.hmac)
+        assert not tokens.list("root")
+    with (
+        pytest.raises(SaslAuthenticationFailed),
+        mansio.blocking.connect(broker.address, user=token.token_id, password=token.password, token=True),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="PLAIN"):
+        mansio.blocking.connect(broker.address, user="t", password="p", token=True, mechanism="PLAIN")
 
 
 def test_an_expired_token_ends_its_connections_and_is_deleted(broker: SaslBroker) -> None:

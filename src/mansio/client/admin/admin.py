@@ -16,6 +16,7 @@ from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.transactions import TransactionAdmin
+from mansio.client.admin.tokens import TokenAdmin
 from mansio.client.admin.users import UserAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
@@ -112,6 +113,8 @@ class Admin:
         """Client quotas."""
         self.users: UserAdmin = UserAdmin(cluster)
         """Users that authenticate with a password."""
+        self.tokens: TokenAdmin = TokenAdmin(cluster)
+        """Delegation tokens."""
         self.cluster: ClusterAdmin = ClusterAdmin(cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)

@@ -17,7 +17,7 @@ from mansio.state.authentication.delegation_tokens import (
     token_password,
 )
 from mansio.state.authentication.outcomes import Accepted, Challenge, Rejected
-from mansio.state.authentication.sasl_session import SaslSession
+from mansio.state.authentication.sasl_session import Decision, SaslSession
 from mansio.state.authentication.scram import ScramServer
 from support.credentials import NONCE, SALT, SERVER_SECRET, ScramPeer, credential, exchange
 
@@ -115,7 +115,9 @@ def session_with_token(tokens: dict[str, DelegationToken], session_ms_max: int =
     assert not session.handshake(1, ScramMechanism.SHA_256.value, 0).error_code
     peer = ScramPeer(ID, PASSWORD, extensions=AS_TOKEN)
     challenge = session.authenticate(peer.first(), 0)
+    assert isinstance(challenge, Decision)
     last = session.authenticate(peer.final(challenge.auth_bytes), 0)
+    assert isinstance(last, Decision)
     assert not last.error_code
     return session
 
