@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         ShareMember,
         ShareOffset,
     )
+    from mansio.client.admin.tokens import DelegationToken, TokenAdmin
     from mansio.client.admin.transactions import (
         HangingTransaction,
         PartitionProducer,
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
-    from mansio.client.admin.tokens import DelegationToken, TokenAdmin
     from mansio.client.admin.users import SqsAccessKey, User, UserAdmin
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback

@@ -1,4 +1,5 @@
-"""Delegation tokens over real sockets (KIP-48): who gets and changes one, what it allows, and that sessions end with it."""
+"""Delegation tokens over real sockets (KIP-48): who gets and changes one, what it allows, and that sessions end with
+it."""
 
 from __future__ import annotations
 
@@ -72,7 +73,12 @@ def as_user(broker: SaslBroker, name: str) -> RawPeer:
 
 
 def create(
-    peer: RawPeer, *, renewers: tuple[str, ...] = (), owner: str | None = None, kind: str = "User", **more: Any
+    peer: RawPeer,
+    *,
+    renewers: tuple[str, ...] = (),
+    owner: str | None = None,
+    kind: str = "User",
+    **more: Any,
 ) -> Struct:
     fields = {
         "owner_principal_type": None if owner is None else kind,

@@ -30,8 +30,8 @@ from mansio.client.admin import delays as asyncio_delays
 from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import schedules as asyncio_schedules
 from mansio.client.admin import shares as asyncio_shares
-from mansio.client.admin import transactions as asyncio_transactions
 from mansio.client.admin import tokens as asyncio_tokens
+from mansio.client.admin import transactions as asyncio_transactions
 from mansio.client.admin import users as asyncio_users
 from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer

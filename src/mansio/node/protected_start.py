@@ -1,6 +1,6 @@
 """Protected start: certificate authority, certificates, secrets key and first user, made at the first start in one
-directory and used again at the next ones. Of a broker (`mansio serve --secure`), or of the brokers and etcd members of a cluster
-(`mansio dev-cluster --secure`).
+directory and used again at the next ones. Of a broker (`mansio serve --secure`), or of the brokers and etcd members of
+a cluster (`mansio dev-cluster --secure`).
 
 Invariants:
 * The directory has mode 0700, its files 0600; each file is replaced as a whole.

@@ -161,8 +161,8 @@ class DelegationTokenService:
         """Create a token. `owner`: None for the caller; `max_lifetime_ms`: that of the settings if it is longer, or not
         positive. `is_confidential`: whether nobody else can read the connection.
 
-        Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthorizationFailed` unless the owner is the caller, or
-        the caller may CREATE_TOKENS of the owner, `InvalidPrincipalType`, `DelegationTokenAuthDisabled`,
+        Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthorizationFailed` unless the owner is the caller,
+        or the caller may CREATE_TOKENS of the owner, `InvalidPrincipalType`, `DelegationTokenAuthDisabled`,
         `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
         """
         _check_caller(caller, is_confidential=is_confidential)
@@ -176,7 +176,9 @@ class DelegationTokenService:
             )
         for each in (*renewers, *(() if owner is None else (owner,))):
             if each.kind != USER_TYPE:
-                raise InvalidPrincipalType("the owner and the renewers of a delegation token are of the type User")
+                raise InvalidPrincipalType(
+                    "the owner and the renewers of a delegation token are of the type User"
+                )
             if not 1 <= len(each.name.encode()) <= USER_BYTES_MAX:
                 raise InvalidRequest(f"the name of a user has 1 to {USER_BYTES_MAX} bytes")
         if len(renewers) > RENEWERS_MAX:
@@ -216,9 +218,7 @@ class DelegationTokenService:
         self._log("delegation_token_created", token, caller)
         return TokenWithSecret(token, secret)
 
-    async def renew(
-        self, token_hmac: bytes, period_ms: int, *, is_confidential: bool, caller: Caller
-    ) -> int:
+    async def renew(self, token_hmac: bytes, period_ms: int, *, is_confidential: bool, caller: Caller) -> int:
         """Let a token expire after `period_ms` from now, or after that of the settings if it is negative; not after its
         maximum lifetime. Return the Unix time at which it expires.
 
@@ -392,7 +392,9 @@ def _check_caller(caller: Caller, *, is_confidential: bool) -> None:
     if session.user == ANONYMOUS_USER:
         raise DelegationTokenRequestNotAllowed("clients without authentication have no delegation tokens")
     if session.credential_id:
-        raise DelegationTokenRequestNotAllowed("clients that have authenticated with a token manage no tokens")
+        raise DelegationTokenRequestNotAllowed(
+            "clients that have authenticated with a token manage no tokens"
+        )
     if not is_confidential:
         raise DelegationTokenRequestNotAllowed(
             "the secret of a token is sent on an encrypted connection, or to the broker's machine"

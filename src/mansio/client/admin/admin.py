@@ -15,8 +15,8 @@ from mansio.client.admin.groups import GroupDescription, GroupListings, describe
 from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
-from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.admin.tokens import TokenAdmin
+from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.admin.users import UserAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds

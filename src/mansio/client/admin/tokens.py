@@ -1,7 +1,7 @@
 """Delegation tokens (KIP-48); available as `client.admin.tokens`.
 
-A user gets a token for programs that act for it, which log in with the token instead of the password. Only a client that
-has authenticated itself, with a password or a certificate, on an encrypted connection or from the broker's machine,
+A user gets a token for programs that act for it, which log in with the token instead of the password. Only a client
+that has authenticated with a password or a certificate, on an encrypted connection or from the broker's machine,
 creates, changes and sees tokens.
 """
 
@@ -59,8 +59,8 @@ class TokenAdmin:
         max_lifetime: timedelta | None = None,
     ) -> DelegationToken:
         """Create a token. `owner`: another user than that of this client, which needs the right CREATE_TOKENS;
-        `renewers`: users who may renew it, too; `max_lifetime`: shorter than that of the brokers. If the answer is lost,
-        a token may exist: `list` shows it.
+        `renewers`: users who may renew it, too; `max_lifetime`: shorter than that of the brokers. If the answer is
+        lost, a token may exist: `list` shows it.
 
         Raises `DelegationTokenAuthDisabled` if the brokers have no `secrets_key_file`,
         `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthorizationFailed`, `PolicyViolation` for too many tokens.
@@ -71,9 +71,7 @@ class TokenAdmin:
         }
         if owner is not None:
             fields |= {"owner_principal_type": _USER, "owner_principal_name": owner}
-        answer = await self._cluster.request(
-            ApiKey.CREATE_DELEGATION_TOKEN, fields, check=_check_error
-        )
+        answer = await self._cluster.request(ApiKey.CREATE_DELEGATION_TOKEN, fields, check=_check_error)
         return _token(answer, tuple(renewers))
 
     async def renew(self, hmac: bytes, *, period: timedelta | None = None) -> datetime:

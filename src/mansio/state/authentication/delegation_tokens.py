@@ -1,7 +1,8 @@
-"""Delegation tokens (KIP-48): a user's client gets one, and gives it to other programs, which log in with it as the user.
+"""Delegation tokens (KIP-48): a user's client gets one, and gives it to other programs, which log in with it as the
+user.
 
-A program logs in with SCRAM and the extension `tokenauth=true` (RFC 5802, section 5.1): the id of the token is the name,
-its HMAC in Base64 the password. A token expires, earlier than its maximum lifetime unless it is renewed.
+A program logs in with SCRAM and the extension `tokenauth=true` (RFC 5802, section 5.1): the id of the token is the
+name, its HMAC in Base64 the password. A token expires, earlier than its maximum lifetime unless it is renewed.
 
 Source: DelegationToken and TokenInformation of Kafka.
 """

@@ -319,9 +319,13 @@ class SaslSession:
             case Accepted(name, token, revision, valid_until_ms, token_id):
                 before = self.user, self.expires_ms
                 self.user = AuthenticatedUser(name, self._mechanism, revision, token_id)
-                self._reauthentication_due_ms = now_ms + self._session_ms_max if self._session_ms_max else None
+                self._reauthentication_due_ms = (
+                    now_ms + self._session_ms_max if self._session_ms_max else None
+                )
                 ends_ms = [self._reauthentication_due_ms, valid_until_ms]
-                self.expires_ms = min((max(each, now_ms) for each in ends_ms if each is not None), default=None)
+                self.expires_ms = min(
+                    (max(each, now_ms) for each in ends_ms if each is not None), default=None
+                )
                 if not self.revalidate():
                     self.user, self.expires_ms = before
                     return self._fail("the password was changed during the log-in", name)

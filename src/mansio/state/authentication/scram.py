@@ -13,8 +13,8 @@ with it (CVE-2024-56128), its channel binding must repeat the header of the firs
 Kafka's broker accepts names of ASCII only, this one all of UTF-8. The authorization id is empty or equals the name
 (CVE-2017-12610).
 
-An unknown user, or token, is treated as a known one with a wrong password, up to the same answer at the end with the same number
-of operations. Users with and without a previous password cost the same, too.
+An unknown user, or token, is treated as a known one with a wrong password, up to the same answer at the end with the
+same number of operations. Users with and without a previous password cost the same, too.
 
 Invariants: an exchange takes two messages; after a rejection it takes none. Keys are compared in constant time.
 """

@@ -73,9 +73,7 @@ class ScramClient:
         "_user",
     )
 
-    def __init__(
-        self, mechanism: ScramMechanism, user: str, nonce: bytes, *, is_token: bool = False
-    ) -> None:
+    def __init__(self, mechanism: ScramMechanism, user: str, nonce: bytes, *, is_token: bool = False) -> None:
         """`user`: without NUL. `nonce`: `NONCE_BYTES` unpredictable bytes that are used once. `is_token`: whether the
         user is the id of a delegation token (KIP-48). Raises `ValueError` for another length of the nonce."""
         if len(nonce) != NONCE_BYTES:

@@ -182,7 +182,9 @@ class Authentication:
         be that of a user who changes the own password."""
         for connection, gate in tuple(self._sessions.get(user, {}).items()):
             if not gate.revalidate(connection):
-                self.fail(connection, "changed", "the password was changed, or the user or token deleted", user)
+                self.fail(
+                    connection, "changed", "the password was changed, or the user or token deleted", user
+                )
                 connection.abort_when_answered()
 
     def fail(self, connection: Connection, kind: str, reason: str, user: str = "") -> None:
