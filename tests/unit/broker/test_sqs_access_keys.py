@@ -139,7 +139,7 @@ def test_a_secret_is_sent_on_a_confidential_connection_only_and_needs_a_secrets_
     run(check)
 
 
-def test_a_broker_without_the_secrets_key_says_so_and_does_not_take_the_key_for_unknown() -> None:
+def test_a_broker_without_the_secrets_key_does_not_take_an_access_key_for_unknown() -> None:
     async def check(admin: Admin) -> None:
         created = await service_of(admin).create("alice", is_confidential=True, caller=ANONYMOUS)
         for keys in (None, SecretsKeys((bytes(range(32)),))):

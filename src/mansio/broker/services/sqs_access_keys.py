@@ -1,4 +1,4 @@
-"""Access keys of the SQS endpoint: each belongs to a user, for whom the requests are made that are signed with it.
+"""Access keys of the SQS endpoint: each belongs to a user, and requests that are signed with it are those of the user.
 
 The secret of a key is encrypted with a secrets key, which is in a file of the broker and not in the metadata store. A
 broker without that file creates no access keys, and cannot check signatures.
@@ -150,7 +150,7 @@ class SqsAccessKeyService:
         return sorted(found, key=lambda key: (key.user, key.created_ms, key.key_id))
 
     async def create(self, user: str, *, is_confidential: bool, caller: Caller) -> NewSqsAccessKey:
-        """Create an access key of a user, and return it with its secret. `is_confidential`: whether nobody else can
+        """Create an access key of a user, and return it with its secret. `is_confidential`: whether no one else can
         read the connection.
 
         Raises `ClusterAuthorizationFailed` unless the caller is the user, or may ALTER the cluster, `PolicyViolation`
