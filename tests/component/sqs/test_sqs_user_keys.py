@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from botocore.exceptions import ClientError
@@ -18,9 +19,10 @@ from mansio.errors import PolicyViolation, ResourceNotFound, SecurityDisabled
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
 from support.secured_broker import delete_user, set_password
-from support.sqs import sqs_client
+from support.sqs import poll_at_full_speed, sqs_client
 from support.sqs_signing import send, send_signed, signed_headers
 from support.waiting import wait_until
+from system.e2e.test_cli import Shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -234,8 +236,23 @@ def test_no_log_line_contains_a_secret(
     assert not re.search(re.escape(secret), repr(client.admin.users.list_sqs_keys()))
 
 
+@pytest.mark.full
+def test_the_command_line_creates_lists_and_deletes_keys(broker: TestBroker) -> None:
+    shell = Shell(broker.bootstrap_servers)
+    set_password(broker, "grace", "password")
+    (created,) = json.loads(shell("user", "sqs-key", "create", "grace", "--output", "json"))
+    key = created["access_key_id"], created["secret_access_key"]
+    assert send_signed(broker.sqs_url, *key).status == 200
+    (listed,) = json.loads(shell("user", "sqs-key", "list", "grace", "--output", "json"))
+    assert (listed["user"], listed["access_key_id"]) == ("grace", key[0])
+    assert key[1] not in shell("user", "sqs-key", "list")
+    shell("user", "sqs-key", "delete", key[0])
+    assert refused(send_signed(broker.sqs_url, *key), WRONG)
+    shell("user", "sqs-key", "delete", key[0], code=1)
+
+
 def test_four_pollers_at_full_speed_get_no_refusal(broker: TestBroker, dave: tuple[str, str]) -> None:
-    poll_at_full_speed(broker.sqs_url, dave, 1.0)
+    poll_at_full_speed(broker.sqs_url, dave, 0.5)
 
 
 @pytest.mark.full
@@ -243,24 +260,3 @@ def test_four_pollers_at_full_speed_get_no_refusal_for_longer(
     broker: TestBroker, dave: tuple[str, str]
 ) -> None:
     poll_at_full_speed(broker.sqs_url, dave, 3.0)
-
-
-def poll_at_full_speed(url: str, key: tuple[str, str], duration_s: float) -> int:
-    """Send and receive with four boto3 clients, whose requests of one second often have the same signature. Returns
-    the number of requests."""
-    queue = sqs_client(url, key_id=key[0], secret=key[1]).create_queue(QueueName="polled")["QueueUrl"]
-    end = time.monotonic() + duration_s
-
-    def poll(number: int) -> int:
-        sqs: Any = sqs_client(url, key_id=key[0], secret=key[1])
-        requests = 0
-        while time.monotonic() < end or requests < 2:
-            sqs.send_message(QueueUrl=queue, MessageBody=str(number))
-            for each in sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages", []):
-                sqs.delete_message(QueueUrl=queue, ReceiptHandle=each["ReceiptHandle"])
-                requests += 1
-            requests += 2
-        return requests
-
-    with ThreadPoolExecutor(4) as pool:
-        return sum(pool.map(poll, range(4)))

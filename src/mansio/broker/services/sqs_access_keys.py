@@ -104,12 +104,12 @@ class SqsAccessKeyService:
         self._clock = clock
         self._authorization = authorization
         self._decrypted: dict[str, tuple[int, SqsSecret]] = {}
-        """Secrets with the revision of their key, by id."""
+        """Secrets with the revision of their key, by id, of keys that exist and were used."""
+        state.on_user_change(self._forget_deleted)
 
-    @property
-    def has_secrets_keys(self) -> bool:
-        """Whether this broker has a secrets key, so that it can check signatures."""
-        return self._secrets_keys is not None
+    def _forget_deleted(self, _user: str) -> None:
+        for key_id in self._decrypted.keys() - self._state.sqs_access_keys.keys():
+            del self._decrypted[key_id]
 
     def undecryptable_count(self) -> int:
         """Return the number of access keys whose secrets key this broker does not have."""
@@ -125,7 +125,6 @@ class SqsAccessKeyService:
         Raises `Unavailable` if this broker does not have the secrets key."""
         key = self._state.sqs_access_keys.get(key_id)
         if key is None or key.user not in self._state.users:
-            self._decrypted.pop(key_id, None)
             return None
         known = self._decrypted.get(key_id)
         if known is not None and known[0] == key.revision:
