@@ -19,6 +19,7 @@ from mansio.api.sqs.signature import (
     check_head,
     check_signature,
     join_headers,
+    sign,
 )
 from support.sqs_signing import signed_headers
 
@@ -133,6 +134,41 @@ def test_a_stated_hash_has_to_be_that_of_the_body() -> None:
     for wrong in ("UNSIGNED-PAYLOAD", hashlib.sha256(b"").hexdigest()):
         with pytest.raises(SignatureDoesNotMatch):
             check(URL, signed_headers(URL, KEY, SECRET, more=[("x-amz-content-sha256", wrong)]))
+
+
+def signed_by_hand(signed: list[str], **more: str) -> Pairs:
+    """Headers whose signature is right for these names of signed headers."""
+    sent = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    headers = {"host": "localhost", "x-amz-date": sent, **{n.replace("_", "-"): v for n, v in more.items()}}
+    digest = hashlib.sha256(b"{}").hexdigest()
+    signature = sign(SignedRequest("POST", "/", "", headers, digest), SECRET, "us-east-1", signed, sent)
+    scope = f"{KEY}/{sent[:8]}/us-east-1/sqs/aws4_request"
+    headers["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders={';'.join(signed)}, Signature={signature}"
+    )
+    return list(headers.items())
+
+
+def test_a_stated_hash_of_another_body_is_refused_although_the_signature_is_that_of_the_body() -> None:
+    signed = ["host", "x-amz-content-sha256", "x-amz-date"]
+    right = hashlib.sha256(b"{}").hexdigest()
+    assert check(URL, signed_by_hand(signed, x_amz_content_sha256=right)) == KEY
+    with pytest.raises(SignatureDoesNotMatch):
+        check(URL, signed_by_hand(signed, x_amz_content_sha256="UNSIGNED-PAYLOAD"))
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        ["x-amz-date", "host"],
+        ["host", "host", "x-amz-date"],
+        ["host", "x-absent", "x-amz-date"],
+    ],
+)
+def test_signed_headers_are_those_of_the_request_sorted_each_once(signed: list[str]) -> None:
+    assert check(URL, signed_by_hand(["host", "x-amz-date"])) == KEY
+    with pytest.raises(SignatureDoesNotMatch, match="SignedHeaders"):
+        check(URL, signed_by_hand(signed))
 
 
 @pytest.mark.parametrize("age", [timedelta(minutes=16), -timedelta(minutes=16)])
