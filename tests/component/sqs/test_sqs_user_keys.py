@@ -15,7 +15,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from component.sqs.test_sqs_access_keys import recorded_users
-from mansio.errors import PolicyViolation, ResourceNotFound, SecurityDisabled
+from mansio.api.http.broker_stats import RunningBroker
+from mansio.api.http.service_stats import ServiceStats
+from mansio.errors import ConfigError, PolicyViolation, ResourceNotFound, SecurityDisabled
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
 from support.secured_broker import delete_user, set_password
@@ -200,22 +202,35 @@ def test_a_user_has_a_bounded_number_of_keys_and_no_one_else_than_a_user_has_any
     delete_user(broker, "erin")
 
 
+def warnings_of(broker: TestBroker) -> list[str]:
+    """Reasons of the warnings that the health checks and `mansio doctor` show."""
+    running = broker._running()
+    view = ServiceStats(running.settings)
+    view.attach(
+        RunningBroker(
+            running.service, running.server, running.clients, running.listener_address, lambda: True
+        )
+    )
+    return [each.reason for each in running.service.health.report().warnings]
+
+
 def test_a_broker_without_the_secrets_key_neither_creates_keys_nor_checks_them(tmp_path: Path) -> None:
     with TestBroker(secrets_key_file=key_file(tmp_path)) as broker:
         client = broker.client()
         key, secret = new_user(broker, client, "alice")
-        health = broker._running().service
-        assert not health.sqs_access_keys.undecryptable_count()
+        assert "secrets_key_missing" not in warnings_of(broker)
         key_file(tmp_path, "6b" * 32)
         broker.restart()
         answer = send_signed(broker.sqs_url, key, secret)
         assert answer.status == 503
         assert "secrets_key_file" in answer.body
-        assert broker._running().service.sqs_access_keys.undecryptable_count() == 1
+        assert "secrets_key_missing" in warnings_of(broker)
         key_file(tmp_path, "6b" * 32 + "\n" + "5a" * 32)
         broker.restart()
         assert send_signed(broker.sqs_url, key, secret).status == 200
-        assert len({each.secrets_key_id for each in (*client.admin.users.list_sqs_keys(),)}) == 1
+        assert "secrets_key_missing" not in warnings_of(broker)
+        client.admin.users.create_sqs_key("alice")
+        assert len({each.secrets_key_id for each in client.admin.users.list_sqs_keys()}) == 2
     with TestBroker() as broker:
         set_password(broker, "alice", "password")
         with pytest.raises(SecurityDisabled, match="secrets_key_file"):
@@ -260,3 +275,19 @@ def test_four_pollers_at_full_speed_get_no_refusal_for_longer(
     broker: TestBroker, dave: tuple[str, str]
 ) -> None:
     poll_at_full_speed(broker.sqs_url, dave, 3.0)
+
+
+@pytest.mark.parametrize(("mode", "content"), [(0o640, "5a" * 32), (0o600, "5a" * 31), (0o600, None)])
+def test_a_broker_does_not_start_with_a_key_file_that_others_read_or_that_has_no_key(
+    tmp_path: Path, mode: int, content: str | None
+) -> None:
+    path = tmp_path / "secrets.key"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    with (
+        pytest.raises(ConfigError, match=r"^secrets_key_file: ") as refused,
+        TestBroker(secrets_key_file=str(path)),
+    ):
+        pass
+    assert "5a5a" not in str(refused.value)
