@@ -676,6 +676,7 @@ class BrokerRuntime:
         stack.callback(self.dead_letters.close)
         stack.callback(self.service.passwords.stop)
         self.state.on_change(self._delete_offsets_of_deleted_topic)
+        stack.callback(self.service.delegation_tokens.stop)
         stack.callback(self.retention.stop)
         self._disk_limit = HoldDiskLimit(
             partitions.feature(RetentionHoldFeature).holds,
@@ -688,8 +689,9 @@ class BrokerRuntime:
         stack.callback(self._disk_limit.stop)
 
     def start_background_work(self) -> None:
-        """Start retention, compaction, scrubbing and the check of disk space."""
+        """Start retention, compaction, scrubbing, the check of disk space and that of delegation tokens."""
         self._disk_limit.start()
+        self.service.delegation_tokens.start()
         self.retention.start()
         self.log_cleaner.start()
         self.log_scrubber.start()

@@ -118,6 +118,21 @@ def test_a_receive_that_waits_ends_with_its_access_key(
     assert "carol" not in watched
 
 
+def test_a_key_that_is_deleted_while_the_body_arrives_begins_no_request(
+    broker: TestBroker, client: mansio.blocking.Client
+) -> None:
+    key, secret = new_user(broker, client, "heidi")
+    host, _, port = broker.sqs_url.removeprefix("http://").partition(":")
+    headers = signed_headers(broker.sqs_url, key, secret)
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    with socket.create_connection((host, int(port)), timeout=scaled(TIMEOUT_S)) as raw:
+        raw.sendall(f"POST / HTTP/1.1\r\n{head}content-length: 2\r\n\r\n{{".encode())
+        send_signed(broker.sqs_url, key, secret)  # the broker has read the head meanwhile
+        client.admin.users.delete_sqs_key(key)
+        raw.sendall(b"}")
+        assert raw.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
 @pytest.fixture(scope="module")
 def dave(broker: TestBroker, client: mansio.blocking.Client) -> tuple[str, str]:
     return new_user(broker, client, "dave")

@@ -206,22 +206,25 @@ class SqsEndpoint:
         )
         base_url = f"{request.url.scheme}://{request.headers['host']}"
         disconnected = asyncio.ensure_future(request.receive())  # the body is read: it can only be the end
-        ended: list[None] = []
+        has_ended = False
 
         def end(client: ClientSession | None) -> None:
+            nonlocal has_ended
             if client is None:
-                ended.append(None)
+                has_ended = True
                 disconnected.cancel()
 
         unwatch = self._log_ins.watch(session, end) if session.credential_id else None
         try:
+            if session.credential_id and self._access_keys.find(session.credential_id) is None:
+                raise SignatureDoesNotMatch  # deleted while the body arrived
             call = Invocation(action, parameters, base_url, access_key, caller, disconnected)
             result = await self._actions.by_name[action](call)
         finally:
             disconnected.cancel()
             if unwatch is not None:
                 unwatch()
-        if ended and action == _RECEIVE:
+        if has_ended and action == _RECEIVE:
             raise SignatureDoesNotMatch
         return result
 

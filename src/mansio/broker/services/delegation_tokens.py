@@ -109,6 +109,7 @@ class DelegationTokenService:
     __slots__ = (
         "_authorization",
         "_clock",
+        "_is_running",
         "_password_thread",
         "_random",
         "_scheduler",
@@ -142,10 +143,23 @@ class DelegationTokenService:
         self._clock = clock
         self._password_thread = password_thread
         self._authorization = authorization
+        self._is_running = False
+        """Whether expired tokens are deleted."""
         self._timer: Timer | None = None
-        """Of the next deletion of expired tokens; None while there are no tokens."""
+        """Of the next check for expired tokens; None while there are no tokens."""
         state.on_user_change(lambda _: self._schedule_check())
+
+    def start(self) -> None:
+        """Start to delete expired tokens."""
+        self._is_running = True
         self._schedule_check()
+
+    def stop(self) -> None:
+        """Delete expired tokens no longer."""
+        self._is_running = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # Requests
 
@@ -344,13 +358,13 @@ class DelegationTokenService:
     # Expired tokens
 
     def _schedule_check(self) -> None:
-        if self._timer is None and self._state.tokens:
+        if self._is_running and self._timer is None and self._state.tokens:
             self._timer = self._scheduler.call_later(
                 self._settings.delegation_token_expiry_check_interval_ms, self._begin_check
             )
 
     def _begin_check(self) -> None:
-        self._scheduler.spawn(self._check_expired(), name="delete expired delegation tokens")
+        self._timer = self._scheduler.spawn(self._check_expired(), name="delete expired delegation tokens")
 
     async def _check_expired(self) -> None:
         try:
