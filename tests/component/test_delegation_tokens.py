@@ -30,6 +30,7 @@ from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, log_in, sasl_broker, send_token, shake
 from support.waiting import wait_until
+from system.e2e.test_cli import Shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,6 +241,29 @@ def test_mansio_s_client_gets_a_token_and_another_one_acts_with_it(broker: SaslB
         pass
     with pytest.raises(ConfigError, match="PLAIN"):
         mansio.blocking.connect(broker.address, user="t", password="p", token=True, mechanism="PLAIN")
+
+
+@pytest.mark.full
+def test_the_command_line_creates_lists_renews_and_deletes_tokens(
+    broker: SaslBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANSIO_USER", "carol")
+    monkeypatch.setenv("MANSIO_PASSWORD", "carol")
+    shell = Shell(broker.address)
+    (created,) = shell.json("token", "create", "--renewer", "bob", "--max-lifetime", "2h")
+    token_id, password = created["token_id"], created["password"]
+    with mansio.blocking.connect(broker.address, user=token_id, password=password, token=True):
+        pass
+    (listed,) = shell.json("token", "list", "carol")
+    assert (listed["token_id"], listed["owner"], listed["renewers"]) == (token_id, "carol", "bob")
+    assert password not in shell("token", "list")
+    shell("token", "renew", token_id, "--for", "1m")
+    (renewed,) = shell.json("token", "list")
+    assert renewed["expires"] < listed["expires"] == renewed["ends"]
+    shell("token", "delete", token_id)
+    assert shell.json("token", "list") == []
+    shell("token", "delete", token_id, code=1)
+    assert token_id in shell.errors
 
 
 def test_an_expired_token_ends_its_connections_and_is_deleted(broker: SaslBroker) -> None:
