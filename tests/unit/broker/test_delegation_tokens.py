@@ -104,7 +104,7 @@ def test_a_user_of_a_certificate_has_tokens_without_a_password() -> None:
     run(check)
 
 
-def test_nobody_gets_a_token_over_a_connection_that_others_can_read() -> None:
+def test_no_token_is_sent_over_a_connection_that_others_can_read() -> None:
     async def check(admin: Admin) -> None:
         tokens = service_of(admin)
         created = await create(tokens)
