@@ -34,7 +34,7 @@ TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN_ID", help="Id of th
 
 @app.callback()
 def command_group() -> None:
-    """Delegation tokens, with which programs act for a user."""
+    """Tokens with which programs act for a user."""
 
 
 @app.command()
