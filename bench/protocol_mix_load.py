@@ -24,7 +24,7 @@ from bench.http_json_load import FAILED_NONE, single_request
 from bench.http_json_load import batch_request as http_batch
 from bench.http_load import Connection
 from bench.sqs import BATCH as MESSAGES
-from bench.sqs import BODY, request
+from bench.sqs import BODY, UNSIGNED, request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,9 +80,9 @@ def http_step(connection: Connection, protocol: str) -> Callable[[], Awaitable[N
 def sqs_step(connection: Connection) -> Callable[[], Awaitable[None]]:
     queue = {"QueueUrl": f"http://localhost/000000000000/{QUEUE}"}
     entries = [{"Id": str(number), "MessageBody": BODY} for number in range(MESSAGES)]
-    create = request("CreateQueue", {"QueueName": QUEUE})
-    send = request("SendMessageBatch", {**queue, "Entries": entries})
-    receive = request("ReceiveMessage", {**queue, "MaxNumberOfMessages": MESSAGES})
+    create = request("CreateQueue", {"QueueName": QUEUE}, UNSIGNED)
+    send = request("SendMessageBatch", {**queue, "Entries": entries}, UNSIGNED)
+    receive = request("ReceiveMessage", {**queue, "MaxNumberOfMessages": MESSAGES}, UNSIGNED)
     is_created = False
 
     async def step() -> None:
@@ -96,7 +96,7 @@ def sqs_step(connection: Connection) -> Callable[[], Awaitable[None]]:
                 {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]}
                 for number, each in enumerate(found)
             ]
-            await connection.send(request("DeleteMessageBatch", {**queue, "Entries": handles}))
+            await connection.send(request("DeleteMessageBatch", {**queue, "Entries": handles}, UNSIGNED))
 
     return step
 

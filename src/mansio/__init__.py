@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         ShareMember,
         ShareOffset,
     )
+    from mansio.client.admin.tokens import DelegationToken, TokenAdmin
     from mansio.client.admin.transactions import (
         HangingTransaction,
         PartitionProducer,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
-    from mansio.client.admin.users import User, UserAdmin
+    from mansio.client.admin.users import SqsAccessKey, User, UserAdmin
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
@@ -124,6 +125,7 @@ __all__ = [
     "DefaultEntity",
     "DelayAdmin",
     "DelayNotOffered",
+    "DelegationToken",
     "Delivery",
     "ElectionResult",
     "ElectionType",
@@ -175,7 +177,9 @@ __all__ = [
     "ShareLeases",
     "ShareMember",
     "ShareOffset",
+    "SqsAccessKey",
     "StartAt",
+    "TokenAdmin",
     "TopicDescription",
     "TopicPartition",
     "Transaction",
@@ -203,6 +207,7 @@ _SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
 _TRANSACTIONS = "mansio.client.admin.transactions"
 _TYPES = "mansio.client.types"
+_TOKENS = "mansio.client.admin.tokens"
 _USERS = "mansio.client.admin.users"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
@@ -287,6 +292,9 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
+    "DelegationToken": _TOKENS,
+    "SqsAccessKey": _USERS,
+    "TokenAdmin": _TOKENS,
     "User": _USERS,
     "UserAdmin": _USERS,
     "connect": "mansio.client.client",

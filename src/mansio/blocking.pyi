@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
 from types import TracebackType
 from typing import Literal, Self
 
@@ -25,6 +25,7 @@ __all__ = [
     "Receiver",
     "ScheduleAdmin",
     "ShareAdmin",
+    "TokenAdmin",
     "Transaction",
     "TransactionAdmin",
     "UserAdmin",
@@ -63,6 +64,8 @@ class Admin:
     """Users that authenticate with a password."""
     acls: AclAdmin
     """Access control lists: what users may do."""
+    tokens: TokenAdmin
+    """Delegation tokens."""
     cluster: ClusterAdmin
     """State of the cluster, and elections."""
     shares: ShareAdmin
@@ -713,6 +716,35 @@ class ShareAdmin:
         partition yet."""
         ...
 
+class TokenAdmin:
+    """Delegation tokens of one cluster; available as `client.admin.tokens`."""
+    def create(self, *, owner: str | None = None, renewers: Sequence[str] = (), max_lifetime: timedelta | None = None) -> DelegationToken:
+        """Create a token. `owner`: another user than that of this client, which needs the right CREATE_TOKENS;
+        `renewers`: users who may renew it, too; `max_lifetime`: shorter than that of the brokers. If the answer is
+        lost, a token may exist: `list` shows it.
+
+        Raises `DelegationTokenAuthDisabled` if the brokers have no `secrets_key_file`,
+        `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthorizationFailed`, `PolicyViolation` for too many tokens."""
+        ...
+
+    def renew(self, hmac: bytes, *, period: timedelta | None = None) -> datetime:
+        """Let a token end later: after `period` from now, None: that of the brokers' settings. Return when it ends.
+
+        Raises `DelegationTokenNotFound`, `DelegationTokenExpired`, `DelegationTokenOwnerMismatch`, and the errors of
+        `create`."""
+        ...
+
+    def expire(self, hmac: bytes, *, after: timedelta | None = None) -> None:
+        """Delete a token, which ends its sessions within a second; with `after`, let it end that long from now. Raises
+        the errors of `renew`."""
+        ...
+
+    def list(self, owner: str | None = None) -> Sequence[DelegationToken]:
+        """Tokens that this client may see, in the order of their creation: its own, those that it may renew, and those
+        for which it has a right. `owner`: only those that this user may renew. Raises
+        `DelegationTokenAuthDisabled`, `DelegationTokenRequestNotAllowed`."""
+        ...
+
 class Transaction:
     """One transaction, made by `Client.transaction`; use it by `with`. See `mansio.Transaction`."""
     def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, priority: str | None = None) -> Delivery:
@@ -813,7 +845,25 @@ class UserAdmin:
         `UnsupportedVersion` if the broker is not Mansio's."""
         ...
 
-def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, certificate: str | None = None, key: str | None = None) -> Client:
+    def create_sqs_key(self, user: str) -> SqsAccessKey:
+        """Create an access key of a user for the SQS endpoint. Nothing returns its secret again. If the answer is lost,
+        a key may exist whose secret is not known: delete it.
+
+        Raises `ResourceNotFound`, `SecurityDisabled` if the brokers have no `secrets_key_file`, `PolicyViolation`,
+        `ClusterAuthorizationFailed`, and `UnsupportedVersion` if the broker is not Mansio's."""
+        ...
+
+    def list_sqs_keys(self, user: str | None = None) -> Sequence[SqsAccessKey]:
+        """Access keys of a user, or of all users, sorted by user and time, without secrets. Raises
+        `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
+        ...
+
+    def delete_sqs_key(self, key_id: str) -> None:
+        """Delete an access key: within a second, requests that are signed with it are refused. Raises
+        `ResourceNotFound`, `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
+        ...
+
+def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, certificate: str | None = None, key: str | None = None, token: bool = False) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
@@ -822,6 +872,8 @@ def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: 
     name of a file with those in it (PEM), a context as it says; False does not encrypt.
     `user`, `password`: log in with `mechanism`: SCRAM-SHA-256 (the default), SCRAM-SHA-512, or PLAIN, which sends the
     password itself to the broker and so needs TLS to keep it secret.
+    `token`: user and password are `token_id` and `password` of a `DelegationToken`, with whose owner's rights the
+    client acts.
     `certificate`, `key`: files with a certificate of the client and its key (PEM).
     Each of these that is None is taken from the environment (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD,
     MANSIO_MECHANISM, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for these addresses.

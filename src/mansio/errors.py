@@ -319,6 +319,53 @@ class SecurityDisabled(RequestError):
     kafka_code = 54
 
 
+class DelegationTokenAuthDisabled(RequestError):
+    """The broker has no delegation tokens: it has no secrets key."""
+
+    kafka_code = 61
+    http_status = 403
+
+
+class DelegationTokenNotFound(RequestError):
+    """There is no such delegation token."""
+
+    kafka_code = 62
+    http_status = 404
+
+
+class DelegationTokenOwnerMismatch(RequestError):
+    """The user is neither the owner of the delegation token, nor one of its renewers."""
+
+    kafka_code = 63
+    http_status = 403
+
+
+class DelegationTokenRequestNotAllowed(RequestError):
+    """Delegation tokens are managed by clients with a password or certificate, on confidential connections."""
+
+    kafka_code = 64
+    http_status = 403
+
+
+class DelegationTokenAuthorizationFailed(AuthorizationFailed):
+    """The user is not allowed to create delegation tokens of this owner."""
+
+    kafka_code = 65
+
+
+class DelegationTokenExpired(RequestError):
+    """The delegation token has expired."""
+
+    kafka_code = 66
+    http_status = 403
+
+
+class InvalidPrincipalType(RequestError):
+    """The type of a principal is not User."""
+
+    kafka_code = 67
+
+
 class UnacceptableCredential(RequestError):
     """The password, its salt or its number of iterations is not acceptable."""
 

@@ -110,7 +110,7 @@ def test_a_restart_keeps_authority_certificate_user_and_password(
             assert again.new_password is None
             await log_in(broker, data, password)
         assert stored(data) == before
-        assert set(before) == {"admin.password", "authority.pem", "broker.pem", "ca.pem"}
+        assert set(before) == {"admin.password", "authority.pem", "broker.pem", "ca.pem", "secrets.key"}
         assert b"PRIVATE" not in before["ca.pem"]
 
     with caplog.at_level(logging.DEBUG):
@@ -136,7 +136,7 @@ def test_files_are_not_made_while_another_broker_uses_the_data_directory(tmp_pat
             assert not (tmp_path / "security/broker.pem").exists()
 
     run(work())
-    assert set(first) == {"authority.pem", "broker.pem", "ca.pem"}
+    assert set(first) == {"authority.pem", "broker.pem", "ca.pem", "secrets.key"}
     assert stored(tmp_path)["ca.pem"] == first["ca.pem"]
 
 

@@ -70,7 +70,12 @@ def recording(original: Any, name: str, found: Called) -> Any:
 
 @pytest.fixture(scope="module")
 def broker(called: Called, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
-    broker = mansio.Broker(tmp_path_factory.mktemp("public"), **QUICK_GROUPS)
+    secrets_key = tmp_path_factory.mktemp("secrets") / "secrets.key"
+    secrets_key.write_text("5a" * 32)
+    secrets_key.chmod(0o600)
+    broker = mansio.Broker(
+        tmp_path_factory.mktemp("public"), secrets_key_file=str(secrets_key), **QUICK_GROUPS
+    )
     broker.start()
     yield broker
     broker.close()
@@ -288,6 +293,9 @@ class Program:
         await done(admin.users.set_password("carol", "changed", previous_valid=HOUR))
         users: list[mansio.User] = await done(admin.users.list())
         assert users == [mansio.User("carol", {"SCRAM-SHA-256": 4_096})]
+        key: mansio.SqsAccessKey = await done(admin.users.create_sqs_key("carol"))
+        assert [each.key_id for each in await done(admin.users.list_sqs_keys("carol"))] == [key.key_id]
+        await done(admin.users.delete_sqs_key(key.key_id))
         await done(admin.users.delete("carol"))
         read = mansio.Operation.READ, mansio.ResourceType.TOPIC, self.topic
         acl = mansio.Acl(
@@ -311,11 +319,29 @@ class Program:
         decisions: Sequence[mansio.AclDecision] = await done(admin.acls.check([read], user="carol"))
         assert decisions == [mansio.AclDecision(is_allowed=True, is_open=True)]
         assert decisions[0].reason.startswith("no authorizer")
+        await self.ask_for_tokens()
         await done(admin.alter_topic_config(self.topic, {"retention.ms": "60000000"}))
         config: dict[str, mansio.ConfigEntry] = await done(admin.describe_config(self.topic))
         assert config["retention.ms"].value == "60000000"
         await done(admin.alter_broker_config(None, {"log.retention.ms": "70000000"}))
         await done(admin.alter_broker_config(None, {"log.retention.ms": None}))
+
+    async def ask_for_tokens(self) -> None:
+        """Clients without authentication have no delegation tokens."""
+        tokens = self.client.admin.tokens
+        made: list[mansio.DelegationToken] = []
+        with pytest.raises(errors.DelegationTokenRequestNotAllowed):
+            made.append(await done(tokens.create(renewers=["bob"], max_lifetime=HOUR)))
+        with pytest.raises(errors.DelegationTokenRequestNotAllowed):
+            await done(tokens.renew(b"hmac", period=HOUR))
+        with pytest.raises(errors.DelegationTokenRequestNotAllowed):
+            await done(tokens.expire(b"hmac"))
+        with pytest.raises(errors.DelegationTokenRequestNotAllowed):
+            made.extend(await done(tokens.list()))
+        assert not made
+        now = datetime.now(UTC)
+        token = mansio.DelegationToken("id", "alice", "alice", (), now, now, now, b"hmac")
+        assert token.password == "aG1hYw=="
 
     async def change_pending_records(self) -> None:
         admin, topic = self.client.admin, f"{self.topic}-delayed"
@@ -435,7 +461,7 @@ async def items(iterable: Any) -> AsyncIterator[Any]:
 
 def check_kinds(client: Any, *kinds: type) -> None:
     admin = client.admin
-    parts = (client, admin, admin.quotas, admin.cluster, admin.shares, admin.users, admin.acls)
+    parts = (client, admin, admin.quotas, admin.cluster, admin.shares, admin.tokens, admin.users, admin.acls)
     for value, kind in zip(parts, kinds, strict=True):
         assert isinstance(value, kind)
 
@@ -451,6 +477,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
                 mansio.QuotaAdmin,
                 mansio.ClusterAdmin,
                 mansio.ShareAdmin,
+                mansio.TokenAdmin,
                 mansio.UserAdmin,
                 mansio.AclAdmin,
             )
@@ -466,6 +493,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
         mansio.blocking.QuotaAdmin,
         mansio.blocking.ClusterAdmin,
         mansio.blocking.ShareAdmin,
+        mansio.blocking.TokenAdmin,
         mansio.blocking.UserAdmin,
         mansio.blocking.AclAdmin,
     )

@@ -48,15 +48,25 @@ class ScramPeer:
     """kafka-python's client, which uses passwords as UTF-8 without SASLprep. It does not escape names: we do."""
 
     def __init__(
-        self, user: str, password: str, mechanism: ScramMechanism = SHA_256, header: str = "n,,"
+        self,
+        user: str,
+        password: str,
+        mechanism: ScramMechanism = SHA_256,
+        header: str = "n,,",
+        *,
+        extensions: str = "",
     ) -> None:
+        """`extensions`: what follows the nonce in the first message."""
         escaped = user.replace("=", "=3D").replace(",", "=2C")
         self._client = ScramClient(escaped, password, mechanism.value)
         self._client.nonce = CLIENT_NONCE  # its own is random
         self._header = header
+        self._extensions = extensions.encode()
 
     def first(self) -> bytes:
-        return self._header.encode() + self._client.first_message()[3:]
+        first = self._client.first_message()[3:] + self._extensions
+        self._client.auth_message += self._extensions
+        return self._header.encode() + first
 
     def final(self, challenge: bytes) -> bytes:
         self._client.process_server_first_message(challenge)

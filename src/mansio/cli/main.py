@@ -18,7 +18,7 @@ import typer
 
 import mansio_demo
 from mansio.cli import pipeline
-from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, topic, txn, user
+from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, token, topic, txn, user
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, delayed, produce
 from mansio.cli.support.common import print_error
@@ -54,6 +54,7 @@ app.add_typer(txn.app, name="txn")
 app.add_typer(quota.app, name="quota")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
+app.add_typer(token.app, name="token")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")
 app.add_typer(context.app, name="context")

@@ -31,6 +31,7 @@ from mansio.client.admin import delays as asyncio_delays
 from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import schedules as asyncio_schedules
 from mansio.client.admin import shares as asyncio_shares
+from mansio.client.admin import tokens as asyncio_tokens
 from mansio.client.admin import transactions as asyncio_transactions
 from mansio.client.admin import users as asyncio_users
 from mansio.client.consumer import consumer as asyncio_consumer
@@ -74,6 +75,18 @@ class UserAdmin(BlockingProxy[asyncio_users.UserAdmin]):
     create = blocking(asyncio_users.UserAdmin.create)
     delete = blocking(asyncio_users.UserAdmin.delete)
     set_password = blocking(asyncio_users.UserAdmin.set_password)
+    create_sqs_key = blocking(asyncio_users.UserAdmin.create_sqs_key)
+    list_sqs_keys = blocking(asyncio_users.UserAdmin.list_sqs_keys)
+    delete_sqs_key = blocking(asyncio_users.UserAdmin.delete_sqs_key)
+
+
+class TokenAdmin(BlockingProxy[asyncio_tokens.TokenAdmin]):
+    """Delegation tokens of one cluster; available as `client.admin.tokens`."""
+
+    create = blocking(asyncio_tokens.TokenAdmin.create)
+    renew = blocking(asyncio_tokens.TokenAdmin.renew)
+    expire = blocking(asyncio_tokens.TokenAdmin.expire)
+    list = blocking(asyncio_tokens.TokenAdmin.list)
 
 
 class AclAdmin(BlockingProxy[asyncio_acls.AclAdmin]):
@@ -149,6 +162,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """Users that authenticate with a password."""
         self.acls: AclAdmin = AclAdmin(thread, original.acls)
         """Access control lists: what users may do."""
+        self.tokens: TokenAdmin = TokenAdmin(thread, original.tokens)
+        """Delegation tokens."""
         self.cluster: ClusterAdmin = ClusterAdmin(thread, original.cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)

@@ -57,6 +57,7 @@ def connect(
     mechanism: str | None = None,
     certificate: str | None = None,
     key: str | None = None,
+    token: bool = False,
 ) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
@@ -66,6 +67,8 @@ def connect(
     name of a file with those in it (PEM), a context as it says; False does not encrypt.
     `user`, `password`: log in with `mechanism`: SCRAM-SHA-256 (the default), SCRAM-SHA-512, or PLAIN, which sends the
     password itself to the broker and so needs TLS to keep it secret.
+    `token`: user and password are `token_id` and `password` of a `DelegationToken`, with whose owner's rights the
+    client acts.
     `certificate`, `key`: files with a certificate of the client and its key (PEM).
     Each of these that is None is taken from the environment (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD,
     MANSIO_MECHANISM, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for these addresses.
@@ -90,6 +93,7 @@ def connect(
             "mechanism": mechanism,
             "certificate": certificate,
             "key": key,
+            "token": token or None,
         },
     )
     options = ConnectionOptions(

@@ -24,6 +24,7 @@ SECURITY_DIRECTORY: Final = "security"
 """Directory below the data directory with what a protected start makes."""
 CA_FILE: Final = "ca.pem"
 CERTIFICATE_FILE: Final = "broker.pem"
+SECRETS_KEY_FILE: Final = "secrets.key"
 
 FIRST_USER: Final = "admin"
 """User that a protected start creates, and the only super user unless others are given."""
@@ -64,6 +65,7 @@ def protected_values(given: Mapping[str, Any]) -> dict[str, Any]:
         "listeners": listeners,
         **_certificate_values(directory, CERTIFICATE_FILE),
         **_authorization_values(given),
+        **_secrets_key_value(given, directory),
     }
     if advertised:
         changed["advertised_listeners"] = advertised
@@ -98,6 +100,7 @@ def protected_cluster_values(given: Mapping[str, Any], directory: str, certifica
         "listeners": _named(given["listeners"]),
         "listener_security_protocol_map": DEFAULT_PROTOCOL_MAP,
         **_certificate_values(directory, certificate),
+        **_secrets_key_value(given, directory),
         **dict(zip(_MADE_OF_ETCD, (f"{directory}/{CA_FILE}", path, path), strict=True)),
         **_authorization_values(given),
         **({"open_listeners": "http"} if _leaves_http_open(given) else {}),
@@ -124,6 +127,10 @@ def _authorization_values(given: Mapping[str, Any]) -> dict[str, str]:
         "authorizer": authorizer,
         **({} if "super_users" in given else {"super_users": f"User:{FIRST_USER}"}),
     }
+
+
+def _secrets_key_value(given: Mapping[str, Any], directory: str) -> dict[str, str]:
+    return {} if given.get("secrets_key_file") else {"secrets_key_file": f"{directory}/{SECRETS_KEY_FILE}"}
 
 
 def _leaves_http_open(given: Mapping[str, Any]) -> bool:

@@ -117,7 +117,7 @@ def served_to_users(
 
 def served_by_sqs(address: Address, *, has_keys: bool) -> ServedListener:
     """Return what the rules need to know of the SQS endpoint. `has_keys`: whether its clients have access keys."""
-    remedy = "set sqs_access_keys_file, use an address on loopback"
+    remedy = "set secrets_key_file or sqs_access_keys_file, use an address on loopback"
     return ServedListener("sqs", "sqs_listener", address, has_keys, remedy)
 
 

@@ -288,7 +288,32 @@ class Settings:
     sqs_access_keys_file: str = _setting(
         "",
         "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
-        "SQS endpoint must be signed with one of them; otherwise every credential is accepted.",
+        "SQS endpoint must be signed; each of these keys is a user of its own. Without it and without "
+        "secrets_key_file every credential is accepted.",
+    )
+    secrets_key_file: str = _setting(
+        "",
+        "File (mode 0600) with a key of 64 hexadecimal digits on each line, the same on all brokers: the first one "
+        "encrypts the secrets in the metadata, older ones decrypt (extra secure). With it users have access keys of "
+        "SQS and delegation tokens, and requests to the SQS endpoint must be signed.",
+    )
+    delegation_token_max_lifetime_ms: int = _ms(
+        7 * DAY_MS,
+        "Time after which a delegation token ends even if it is renewed (KIP-48).",
+        minimum=1,
+        is_kafka_setting=True,
+    )
+    delegation_token_expiry_time_ms: int = _ms(
+        DAY_MS,
+        "Time after which a delegation token ends unless it is renewed.",
+        minimum=1,
+        is_kafka_setting=True,
+    )
+    delegation_token_expiry_check_interval_ms: int = _ms(
+        HOUR_MS,
+        "Interval at which expired delegation tokens are deleted, which closes connections that use them.",
+        minimum=1,
+        is_kafka_setting=True,
     )
     log_level: str = _setting(
         "info",
@@ -782,7 +807,7 @@ class Settings:
         if self.grpc_address is not None:
             found.append(served_to_users("grpc", self.grpc_address, self.grpc_security, certificates))
         if self.sqs_address is not None:
-            found.append(served_by_sqs(self.sqs_address, has_keys=bool(self.sqs_access_keys_file)))
+            found.append(served_by_sqs(self.sqs_address, has_keys=self.has_sqs_access_keys))
         return tuple(found)
 
     @property
@@ -819,6 +844,11 @@ class Settings:
     def http_security(self) -> SecurityProtocol:
         """Security protocol of the HTTP listener."""
         return SecurityProtocol(self.http_security_protocol)
+
+    @property
+    def has_sqs_access_keys(self) -> bool:
+        """Whether requests to the SQS endpoint must be signed with an access key."""
+        return bool(self.sqs_access_keys_file or self.secrets_key_file)
 
     @property
     def sqs_security(self) -> SecurityProtocol:

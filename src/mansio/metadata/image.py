@@ -23,6 +23,7 @@ from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import decode_acl
+from mansio.metadata.delegation_tokens import decode_token
 from mansio.metadata.metadata_store import (
     Compare,
     Delete,
@@ -50,6 +51,7 @@ from mansio.metadata.model import (
     decode_session,
     decode_topic,
 )
+from mansio.metadata.sqs_access_keys import decode_sqs_access_key
 from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_server_secret, user_of_key
 from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
@@ -60,8 +62,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.metadata.metadata_store import Listing, MetadataStore
+    from mansio.metadata.sqs_access_keys import SqsAccessKey
     from mansio.ports import Promise, Random, Scheduler, Timer
     from mansio.state.authentication.credentials import ScramCredential
+    from mansio.state.authentication.delegation_tokens import DelegationToken
     from mansio.state.authorization.acls import Acl
 
 PROGRESS_WRITE_MS: Final = 250
@@ -105,6 +109,10 @@ class MetadataImage:
     """Credentials by user and name of the mechanism; a user without credentials does not exist."""
     acls: dict[str, Acl] = field(default_factory=dict)
     """Access control lists by key."""
+    sqs_access_keys: dict[str, SqsAccessKey] = field(default_factory=dict, repr=False)
+    """Access keys of SQS by id."""
+    tokens: dict[str, DelegationToken] = field(default_factory=dict, repr=False)
+    """Delegation tokens by id."""
     server_secret: bytes | None = field(default=None, repr=False)
     """Secret of authentication; None until a listener has authenticated clients."""
     partition_count: int = 0
@@ -185,7 +193,8 @@ class MetadataImage:
         self._broker_config_callbacks.append(callback)
 
     def on_user_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the event loop with the name of each user whose credentials have changed."""
+        """Call `callback` on the event loop with the name of each user whose credentials, access keys or tokens have
+        changed."""
         self._user_callbacks.append(callback)
 
     def on_acl_change(self, callback: Callable[[Acl, bool], None]) -> None:
@@ -207,6 +216,13 @@ class MetadataImage:
     def on_failure(self, callback: Callable[[Exception], None]) -> None:
         """Call `callback` once, on the event loop, if the image fails; not if it is stopped or the store is closed."""
         self._failure_callbacks.append(callback)
+
+    def owned_keys(self, user: str) -> list[str]:
+        """Return the keys in the store that belong to a user and are deleted with it: of its access keys of SQS and
+        its delegation tokens."""
+        keys = [each.key_id for each in self.sqs_access_keys.values() if each.user == user]
+        tokens = [each.token_id for each in self.tokens.values() if each.user == user]
+        return [*map(self.keys.sqs_access_key, keys), *map(self.keys.token, tokens)]
 
     def exclude_broker(self, node_id: int) -> None:
         """Remove a broker from `brokers`. This broker calls it with its own id after its image has failed, so that its
@@ -347,6 +363,8 @@ class MetadataImage:
             *server_secret,
             *credentials,
             *self.acls,
+            *map(self.keys.sqs_access_key, self.sqs_access_keys),
+            *map(self.keys.token, self.tokens),
         ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
@@ -394,6 +412,10 @@ class MetadataImage:
             self._apply_credential_event(event, document)
         elif event.key.startswith(keys.acls):
             self._apply_acl_event(event, document)
+        elif event.key.startswith(keys.sqs_access_keys):
+            self._apply_sqs_access_key_event(event, document)
+        elif event.key.startswith(keys.tokens):
+            self._apply_token_event(event, document)
         elif event.key == keys.server_secret:
             self.server_secret = None if document is None else decode_server_secret(event.key, document)
         elif event.key.startswith(keys.broker_configs):
@@ -437,6 +459,24 @@ class MetadataImage:
             if acl is not None and before != after:
                 for on_acl_change in self._acl_callbacks:
                     on_acl_change(acl, exists)
+
+    def _apply_sqs_access_key_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        key_id = event.key.removeprefix(self.keys.sqs_access_keys)
+        before = self.sqs_access_keys.pop(key_id, None)
+        if before is not None:
+            self._users_changed[before.user] = None
+        if document is not None:
+            after = decode_sqs_access_key(event.key, key_id, document, event.mod_revision)
+            self.sqs_access_keys[key_id] = after
+            self._users_changed[after.user] = None
+
+    def _apply_token_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        token_id = event.key.removeprefix(self.keys.tokens)
+        before = self.tokens.pop(token_id, None)
+        after = None if document is None else decode_token(event.key, token_id, document, event.mod_revision)
+        if after is not None:
+            self.tokens[token_id] = after
+        self._users_changed.update((each.user, None) for each in (before, after) if each is not None)
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")

@@ -192,6 +192,8 @@ class Keys:
         "quotas",
         "secret",
         "server_secret",
+        "sqs_access_keys",
+        "tokens",
         "topics",
         "users",
     )
@@ -213,6 +215,10 @@ class Keys:
         """Prefix of the keys of the access control lists (`metadata.acls`)."""
         self.server_secret = f"{self.prefix}serversecret"
         """Key of {secret}: the server secret of authentication (`metadata.users`)."""
+        self.sqs_access_keys = f"{self.prefix}sqskeys/"
+        """Prefix of the keys of the access keys of SQS (`metadata.sqs_access_keys`)."""
+        self.tokens = f"{self.prefix}tokens/"
+        """Prefix of the keys of delegation tokens (`metadata.delegation_tokens`)."""
         self.broker_configs = f"{self.prefix}brokerconfigs/"
         self.progress = f"{self.prefix}tick"
 
@@ -233,6 +239,14 @@ class Keys:
     def credential(self, user: str, mechanism: str) -> str:
         """Key of the credential of a user for a mechanism of SCRAM."""
         return f"{self.users}{quote(user, safe='')}/{mechanism}"
+
+    def sqs_access_key(self, key_id: str) -> str:
+        """Key of an access key of SQS."""
+        return f"{self.sqs_access_keys}{key_id}"
+
+    def token(self, token_id: str) -> str:
+        """Key of a delegation token."""
+        return f"{self.tokens}{token_id}"
 
     def session(self, node_id: int) -> str:
         """Key of {host, port, rack, run, listeners, inter_broker_listener}, the session of a broker, which has a lease.

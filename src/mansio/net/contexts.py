@@ -36,7 +36,7 @@ FILE_NAME: Final = "contexts.toml"
 FILE_BYTES_MAX: Final = 1 << 20
 CONTEXTS_MAX: Final = 1_000
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NOT_STORED: Final = frozenset({"key_password", "authorities", "checks_name"})
+_NOT_STORED: Final = frozenset({"key_password", "authorities", "checks_name", "token"})
 _STORED: Final = tuple(one.name for one in fields(SecuritySettings) if one.name not in _NOT_STORED)
 
 

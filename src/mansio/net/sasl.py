@@ -47,12 +47,18 @@ class SaslCredentials:
     """User, password and mechanism with which a client logs in. `repr` hides the password. Belongs to one event loop
     while a connection is opened."""
 
-    __slots__ = ("_lock", "_password", "_salted", "mechanism", "user")
+    __slots__ = ("_lock", "_password", "_salted", "is_token", "mechanism", "user")
 
-    def __init__(self, user: str, password: str, mechanism: str = DEFAULT_MECHANISM) -> None:
-        """Raise `ConfigError` for an unknown mechanism, or a name or password that cannot be sent."""
+    def __init__(
+        self, user: str, password: str, mechanism: str = DEFAULT_MECHANISM, *, is_token: bool = False
+    ) -> None:
+        """`is_token`: whether they are the id and the secret of a delegation token. Raise `ConfigError` for an unknown
+        mechanism, PLAIN with a token, or a name or password that cannot be sent."""
         if mechanism not in SASL_MECHANISMS:
             raise ConfigError(f"mechanism: {mechanism!r} is none of {', '.join(SASL_MECHANISMS)}")
+        if is_token and mechanism == PLAIN:
+            raise ConfigError("mechanism: a delegation token needs SCRAM, not PLAIN")
+        self.is_token: bool = is_token
         _check_text("user", user, USER_BYTES_MAX)
         self.user: str = user
         self.mechanism: str = mechanism
@@ -143,7 +149,9 @@ async def offered_mechanisms(request: Request) -> list[str]:
 
 async def _exchange_scram(exchange: Callable[[bytes], Awaitable[Any]], credentials: SaslCredentials) -> Any:
     mechanism = ScramMechanism(credentials.mechanism)
-    client = ScramClient(mechanism, credentials.user, secrets.token_bytes(NONCE_BYTES))
+    client = ScramClient(
+        mechanism, credentials.user, secrets.token_bytes(NONCE_BYTES), is_token=credentials.is_token
+    )
     challenge = await exchange(client.first())
     salting = client.read_challenge(bytes(challenge.auth_bytes))
     salted_password = await credentials.salted_password(mechanism, salting.salt, salting.iterations)

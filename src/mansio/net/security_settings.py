@@ -61,6 +61,8 @@ class SecuritySettings:
     """Certificates of authorities themselves, in PEM, instead of a file."""
     checks_name: bool = True
     """Whether the name in the broker's certificate has to be its address."""
+    token: bool = False
+    """Whether user and password are the id and the secret of a delegation token."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
@@ -70,6 +72,8 @@ class SecuritySettings:
             )
         if self.password and not self.user:
             raise ConfigError(f"there is a password without a user (user=, {VARIABLES['user']})")
+        if self.token and not self.user:
+            raise ConfigError("a delegation token has an id (user=) and a secret (password=)")
         if self.key and not self.certificate:
             raise ConfigError("there is a key without a certificate (certificate=)")
         if self.certificate and not self.tls:
@@ -98,7 +102,9 @@ class SecuritySettings:
         """Return user and password, None without a user. Raises `ConfigError`."""
         if not self.user:
             return None
-        return SaslCredentials(self.user, self.password, self.mechanism or DEFAULT_MECHANISM)
+        return SaslCredentials(
+            self.user, self.password, self.mechanism or DEFAULT_MECHANISM, is_token=self.token
+        )
 
 
 def parse_tls(text: str) -> bool | str:

@@ -262,7 +262,14 @@ class Broker:
         budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
         limits = FileLimits(budget.active_files, budget.cached_files, budget.partitions)
         runtime = BrokerRuntime(
-            settings, host_ports, store, state, self._cluster_member, data_format.require_current, limits
+            settings,
+            host_ports,
+            store,
+            state,
+            self._cluster_member,
+            data_format.require_current,
+            limits,
+            self._security.secrets_keys,
         )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)

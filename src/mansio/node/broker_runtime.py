@@ -56,6 +56,7 @@ from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
+from mansio.broker.services.delegation_tokens import DelegationTokenService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
@@ -71,6 +72,7 @@ from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
+from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topic_admin import TopicAdminService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import Topic, TopicChange
     from mansio.node.cluster_member import ClusterMember
+    from mansio.state.authentication.secrets_keys import SecretsKeys
     from mansio.state.share_partition.types import ShareKey
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
@@ -134,9 +137,10 @@ class BrokerRuntime:
         cluster_member: ClusterMember | None = None,
         before_newer_format: Callable[[], object] = lambda: None,
         limits: FileLimits = NO_LIMITS,
+        secrets_keys: SecretsKeys | None = None,
     ) -> None:
         """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
-        `before_newer_format`: see `Log`."""
+        `before_newer_format`: see `Log`. `secrets_keys`: None if the broker has none."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -152,6 +156,7 @@ class BrokerRuntime:
         self.store = store
         self.state = state
         self.cluster_member = cluster_member
+        self._secrets_keys = secrets_keys
         self.statistics = Statistics(host_ports.clock)
         self._truncated_share_state_partitions: Sequence[int] = ()
         self.group_commit = GroupCommit(
@@ -562,6 +567,26 @@ class BrokerRuntime:
             ),
             audit=self.audit,
             users=users,
+            sqs_access_keys=SqsAccessKeyService(
+                self._secrets_keys,
+                store=self.store,
+                state=self.state,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                authorization=authorization,
+            ),
+            delegation_tokens=DelegationTokenService(
+                self._secrets_keys,
+                store=self.store,
+                state=self.state,
+                settings=settings,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                password_thread=host_ports.password_thread,
+                authorization=authorization,
+            ),
             passwords=passwords,
             log_ins=LogInService(
                 users,
@@ -710,6 +735,7 @@ class BrokerRuntime:
         stack.callback(self.dead_letters.close)
         stack.callback(self.service.passwords.stop)
         self.state.on_change(self._delete_offsets_of_deleted_topic)
+        stack.callback(self.service.delegation_tokens.stop)
         stack.callback(self.retention.stop)
         self._disk_limit = HoldDiskLimit(
             partitions.feature(RetentionHoldFeature).holds,
@@ -722,8 +748,9 @@ class BrokerRuntime:
         stack.callback(self._disk_limit.stop)
 
     def start_background_work(self) -> None:
-        """Start retention, compaction, scrubbing and the check of disk space."""
+        """Start retention, compaction, scrubbing, the check of disk space and that of delegation tokens."""
         self._disk_limit.start()
+        self.service.delegation_tokens.start()
         self.retention.start()
         self.log_cleaner.start()
         self.log_scrubber.start()

@@ -1,6 +1,6 @@
-"""Protected start: certificate authority, certificates and first user, made at the first start in one directory and
-used again at the next ones. Of a broker (`mansio serve --secure`), or of the brokers and etcd members of a cluster
-(`mansio dev-cluster --secure`).
+"""Protected start: certificate authority, certificates, secrets key and first user, made at the first start in one
+directory and used again at the next ones. Of a broker (`mansio serve --secure`), or of the brokers and etcd members of
+a cluster (`mansio dev-cluster --secure`).
 
 Invariants:
 * The directory has mode 0700, its files 0600; each file is replaced as a whole.
@@ -22,12 +22,19 @@ import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.config.protected_start import CA_FILE, CERTIFICATE_FILE, FIRST_USER, SECURITY_DIRECTORY
+from mansio.config.protected_start import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    FIRST_USER,
+    SECRETS_KEY_FILE,
+    SECURITY_DIRECTORY,
+)
 from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.errors import ConfigError
 from mansio.host.private_file import make_private_directory, write_private_file
 from mansio.logs import fields
 from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
+from mansio.state.authentication.secrets_keys import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,6 +106,8 @@ class ProtectedStart:
         try:
             make_private_directory(self._directory)
             self._prepare_certificates()
+            if self._read(SECRETS_KEY_FILE) is None:
+                write_private_file(self._path(SECRETS_KEY_FILE), f"{secrets.token_hex(KEY_BYTES)}\n".encode())
         except OSError as error:
             raise ConfigError(f"cannot use {error.filename or self._directory}: {error.strerror}") from error
 

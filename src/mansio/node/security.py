@@ -1,18 +1,24 @@
-"""TLS and authentication of a broker's listeners, and TLS of its connections to other brokers, as its settings define
-them."""
+"""TLS and authentication of a broker's listeners, TLS of its connections to other brokers, and its secrets keys, as its
+settings define them."""
 
 from __future__ import annotations
 
+import os
+import stat
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.listener_security import ListenerSecurity
 from mansio.api.kafka.server.sasl_gate import SaslSettings
 from mansio.config.listeners import SecurityProtocol
 from mansio.config.security import has_certificate_users
+from mansio.errors import ConfigError
+from mansio.host.extras import require_extra
 from mansio.net.tls.certificate_reloader import CertificateReloader
 from mansio.net.tls.contexts import ClientAuthentication, TlsFiles, load_server_context
 from mansio.state.authentication.certificate_names import MappingRules
+from mansio.state.authentication.secrets_keys import SecretsKeys
 
 if TYPE_CHECKING:
     import ssl
@@ -24,11 +30,14 @@ if TYPE_CHECKING:
 
 
 class BrokerSecurity:
-    """Security of the listeners of one broker. `certificates`: of the listeners with TLS, None if there are none."""
+    """Security of the listeners of one broker. `certificates`: of the listeners with TLS, None if there are none.
+    `secrets_keys`: None if the broker has none."""
 
     def __init__(self, settings: Settings, host: HostPorts) -> None:
-        """Read the files of certificates. Raises `ConfigError` if they cannot be used."""
+        """Read the files of certificates and of secrets keys. Raises `ConfigError` if they cannot be used,
+        `MissingExtra`."""
         self._settings = settings
+        self.secrets_keys = read_secrets_keys(settings.secrets_key_file)
         self._host = host
         self.certificates: CertificateReloader | None = None
         listeners = settings.kafka_listeners.all
@@ -124,6 +133,27 @@ class EarlyContext:
         """Return the context for a new connection."""
         certificates = self._certificates()
         return self._first if certificates is None else certificates.context_for(log_ins=self._log_ins)
+
+
+def read_secrets_keys(path: str) -> SecretsKeys | None:
+    """Return the secrets keys in a file, None without a file. Raises `ConfigError`, also if other users of the machine
+    can read the file, `MissingExtra`."""
+    if not path:
+        return None
+    require_extra("secure")
+    try:
+        mode = os.stat(path).st_mode
+        text = Path(path).read_text("ascii")
+    except OSError as error:
+        raise ConfigError(f"secrets_key_file: {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        text = ""
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"secrets_key_file: others may read {path}; use chmod 600")
+    try:
+        return SecretsKeys.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"secrets_key_file: {path}: {error.message}") from None
 
 
 def _files(settings: Settings) -> TlsFiles:

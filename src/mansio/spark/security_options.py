@@ -6,7 +6,10 @@
     kafka.ssl.truststore.*           authorities, in PEM (type=PEM, with location or certificates)
     kafka.ssl.keystore.location      certificate and key of the client, in PEM (type=PEM)
 
-    tls, user, password, mechanism, certificate, key, keyPassword
+    tls, user, password, mechanism, certificate, key, keyPassword, token
+
+With `token=true`, or `tokenauth="true"` in the line of JAAS, user and password are the id and the secret of a
+delegation token (KIP-48): then no task has the password of the user.
 
 Files exist on the driver and on each executor. Without any of these options, the environment of the driver and the
 user's contexts state how to connect (`net.contexts`), and Spark sees no password at all.
@@ -39,6 +42,7 @@ OWN_OPTIONS: Final = {
     "certificate": "certificate",
     "key": "key",
     "keyPassword": "key_password",
+    "token": "token",
 }
 """Option of Mansio -> setting."""
 
@@ -76,6 +80,7 @@ REFUSED_OPTIONS: Final = {
 }
 """Options of Kafka's clients that are refused, with the reason."""
 
+_TOKEN: Final = "tokenauth"  # noqa: S105  # the name of an option
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MODULES: Final = {
     "plain.PlainLoginModule": (PLAIN,),
@@ -99,7 +104,8 @@ def parse_security(text: Callable[[str], str | None], bootstrap_servers: str) ->
     kafka = [name for name in KAFKA_OPTIONS if text(name) is not None]
     if not kafka:
         tls = own.get("tls")
-        return resolve_security(bootstrap_servers, {**own, "tls": None if tls is None else parse_tls(tls)})
+        given = {**own, "tls": None if tls is None else parse_tls(tls), "token": _flag(own.get("token"))}
+        return resolve_security(bootstrap_servers, given)
     if own:
         raise ConfigError(f"option {kafka[0]} cannot be used with those of Mansio's own: give one kind")
     return _parse_kafka_options(text, kafka)
@@ -114,7 +120,7 @@ def _parse_kafka_options(text: Callable[[str], str | None], given: list[str]) ->
         needed = "SSL" if name.startswith("kafka.ssl.") else "SASL" if name.startswith("kafka.sasl.") else ""
         if (needed == "SSL" and not is_tls) or (needed == "SASL" and not is_sasl):
             raise ConfigError(f"option {name} has no effect with {_PROTOCOL}={protocol}: leave it out")
-    user, password, mechanism = _user(text) if is_sasl else ("", "", "")
+    user, password, mechanism, is_token = _user(text) if is_sasl else ("", "", "", False)
     for kind, files in ((_TRUST_TYPE, (_TRUST_FILE, _TRUST_TEXT)), (_KEY_TYPE, (_KEY_FILE,))):
         named = [name for name in files if text(name) is not None]
         if named and (text(kind) or "JKS").strip().upper() != "PEM":
@@ -127,6 +133,7 @@ def _parse_kafka_options(text: Callable[[str], str | None], given: list[str]) ->
         user=user,
         password=password,
         mechanism=mechanism,
+        token=is_token,
         certificate=text(_KEY_FILE) or "",
         key_password=text(_KEY_PASSWORD) or "",
         authorities=text(_TRUST_TEXT) or "",
@@ -134,19 +141,28 @@ def _parse_kafka_options(text: Callable[[str], str | None], given: list[str]) ->
     )
 
 
-def _user(text: Callable[[str], str | None]) -> tuple[str, str, str]:
-    """Return user, password and mechanism."""
+def _flag(text: str | None) -> bool | None:
+    if text is None:
+        return None
+    if text.strip().lower() not in ("true", "false"):
+        raise ConfigError("option token is true or false; the secret of a token is the option password")
+    return text.strip().lower() == "true"
+
+
+def _user(text: Callable[[str], str | None]) -> tuple[str, str, str, bool]:
+    """Return user, password, mechanism, and whether they are those of a delegation token."""
     mechanism = (text(_MECHANISM) or "").strip()
     if mechanism not in SASL_MECHANISMS:
         raise ConfigError(f"option {_MECHANISM} is one of {', '.join(SASL_MECHANISMS)}")
-    user, password, allowed = parse_jaas_config(text(_JAAS) or "")
+    user, password, allowed, is_token = parse_jaas_config(text(_JAAS) or "")
     if mechanism not in allowed:
         raise ConfigError(f"option {_JAAS} names the login module of another mechanism than {mechanism}")
-    return user, password, mechanism
+    return user, password, mechanism, is_token
 
 
-def parse_jaas_config(line: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return user, password, and the mechanisms of the login module in a line of JAAS:
+def parse_jaas_config(line: str) -> tuple[str, str, tuple[str, ...], bool]:
+    """Return user, password, the mechanisms of the login module, and whether it logs in with a delegation token, in a
+    line of JAAS:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";
 
@@ -164,12 +180,13 @@ def parse_jaas_config(line: str) -> tuple[str, str, tuple[str, ...]]:
     if allowed is None:
         raise ConfigError(f"option {_JAAS} names a login module other than {' and '.join(_MODULES)}")
     options = {one["name"]: _unquoted(one["value"]) for one in _JAAS_OPTION.finditer(found["options"])}
-    unknown = options.keys() - {"username", "password"}
+    unknown = options.keys() - {"username", "password", *(() if PLAIN in allowed else (_TOKEN,))}
     if unknown:
         raise ConfigError(f"option {_JAAS} has the unsupported {min(unknown)}")
     if not options.get("username") or not options.get("password"):
         raise ConfigError(f"option {_JAAS} has no username or no password")
-    return options["username"], options["password"], allowed
+    is_token = options.get(_TOKEN, "").lower() == "true"
+    return options["username"], options["password"], allowed, is_token
 
 
 def _unquoted(value: str) -> str:

@@ -52,6 +52,10 @@ class ApiKey(IntEnum):
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
+    CREATE_DELEGATION_TOKEN = 38
+    RENEW_DELEGATION_TOKEN = 39
+    EXPIRE_DELEGATION_TOKEN = 40
+    DESCRIBE_DELEGATION_TOKEN = 41
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
@@ -102,6 +106,9 @@ class ApiKey(IntEnum):
     FORWARD_REQUEST = 20115
     SET_PASSWORD = 20116
     CHECK_AUTHORIZATION = 20120
+    CREATE_SQS_ACCESS_KEY = 20117
+    DESCRIBE_SQS_ACCESS_KEYS = 20118
+    DELETE_SQS_ACCESS_KEY = 20119
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -310,6 +317,18 @@ _ROWS: Final = (
         "of the exchange, as with a wrong password.",
     ),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions", note=_BOUNDED),
+    Api(
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        1,
+        3,
+        "delegation_tokens.create_delegation_token",
+        note="KIP-48. Without `secrets_key_file` DELEGATION_TOKEN_AUTH_DISABLED. All four APIs are refused "
+        "(DELEGATION_TOKEN_REQUEST_NOT_ALLOWED) unless the connection is encrypted, or from the broker's machine. At "
+        "most 100 tokens of an owner and 10,000 in all (POLICY_VIOLATION).",
+    ),
+    Api(ApiKey.RENEW_DELEGATION_TOKEN, 1, 2, "delegation_tokens.renew_delegation_token"),
+    Api(ApiKey.EXPIRE_DELEGATION_TOKEN, 1, 2, "delegation_tokens.expire_delegation_token"),
+    Api(ApiKey.DESCRIBE_DELEGATION_TOKEN, 1, 3, "delegation_tokens.describe_delegation_token"),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups", note=_BOUNDED),
     Api(
         ApiKey.ELECT_LEADERS,
@@ -635,17 +654,38 @@ _ROWS: Final = (
         note="Mansio's own. Whether a user may do operations on resources, and which ACL decides it. About itself each "
         f"client may ask, about others with DESCRIBE on the cluster. {_BOUNDED}",
     ),
+    Api(
+        ApiKey.CREATE_SQS_ACCESS_KEY,
+        0,
+        0,
+        "sqs_access_keys.create_sqs_access_key",
+        note="Mansio's own. Creates an access key of a user for SQS; the secret is returned once. Refused "
+        "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine, and (SECURITY_DISABLED) "
+        "by a broker without `secrets_key_file`.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_SQS_ACCESS_KEYS,
+        0,
+        0,
+        "sqs_access_keys.describe_sqs_access_keys",
+        note="Mansio's own. The access keys of one user or of all, without their secrets.",
+    ),
+    Api(
+        ApiKey.DELETE_SQS_ACCESS_KEY,
+        0,
+        0,
+        "sqs_access_keys.delete_sqs_access_key",
+        note="Mansio's own.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
 """All supported APIs by key, in ascending order of the keys."""
 
-_TOKENS: Final = "clients authenticate with passwords or certificates"
 _RAFT: Final = "brokers use a metadata store, not a KRaft quorum"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
 
 UNSUPPORTED_APIS: Final[dict[str, str]] = {
-    "CreateDelegationToken (38) to DescribeDelegationToken (41)": _TOKENS,
     "UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
@@ -686,6 +726,10 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_LOG_DIRS: 2,
     ApiKey.SASL_AUTHENTICATE: 2,
     ApiKey.CREATE_PARTITIONS: 2,
+    ApiKey.CREATE_DELEGATION_TOKEN: 2,
+    ApiKey.RENEW_DELEGATION_TOKEN: 2,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: 2,
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: 2,
     ApiKey.DELETE_GROUPS: 2,
     ApiKey.ELECT_LEADERS: 2,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
@@ -735,6 +779,9 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.FORWARD_REQUEST: 0,
     ApiKey.SET_PASSWORD: 0,
     ApiKey.CHECK_AUTHORIZATION: 0,
+    ApiKey.CREATE_SQS_ACCESS_KEY: 0,
+    ApiKey.DESCRIBE_SQS_ACCESS_KEYS: 0,
+    ApiKey.DELETE_SQS_ACCESS_KEY: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

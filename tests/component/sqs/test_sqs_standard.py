@@ -586,7 +586,7 @@ def test_signatures_are_checked_when_keys_are_configured(tmp_path: Path) -> None
         right.send_message(QueueUrl=url, MessageBody="m")
         for other, code in (
             (client("KEYID", "other"), "SignatureDoesNotMatch"),
-            (client("OTHER", "secret/with+signs"), "InvalidClientTokenId"),
+            (client("OTHER", "secret/with+signs"), "SignatureDoesNotMatch"),
         ):
             with pytest.raises(ClientError) as raised:
                 other.send_message(QueueUrl=url, MessageBody="m")

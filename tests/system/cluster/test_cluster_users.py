@@ -4,18 +4,22 @@ clients have to; a broker that may have lost its session refuses log-ins."""
 from __future__ import annotations
 
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+import mansio
+import mansio.blocking
 from mansio.config.security import SASL_MECHANISMS
 from mansio.errors import SaslAuthenticationFailed
 from mansio.wire.api_versions import ApiKey
+from support.credentials import ScramPeer
 from support.etcd import one_etcd
 from support.machine import scaled
 from support.raw_peer import RawPeer
-from support.sasl_broker import SaslBroker, log_in, sasl_broker
+from support.sasl_broker import SaslBroker, log_in, sasl_broker, send_token, shake
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ pytestmark = pytest.mark.full
 
 FAILED = SaslAuthenticationFailed.kafka_code
 SCRAM = SASL_MECHANISMS[0]
+SOON = timedelta(milliseconds=1)
 
 
 class Joined(NamedTuple):
@@ -43,6 +48,9 @@ class Joined(NamedTuple):
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
     directory = tmp_path_factory.mktemp("users")
+    secrets_key = directory / "secrets.key"
+    secrets_key.write_text("5a" * 32)
+    secrets_key.chmod(0o600)
     with one_etcd() as etcd, ExitStack() as stack:
         first, second = (
             stack.enter_context(
@@ -53,6 +61,8 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
                     default_replication_factor=2,
                     broker_session_timeout_ms=6_000,
                     authorization_stale_max_ms=1_000,
+                    secrets_key_file=str(secrets_key),
+                    delegation_token_expiry_check_interval_ms=100,
                 )
             )
             for node_id in (1, 2)
@@ -79,6 +89,35 @@ def test_a_user_logs_in_on_the_other_broker_and_its_deletion_ends_its_sessions_t
             assert peer.closed()
             assert other.closed()
         assert code_of_log_in(there, "alice", "secret", mechanism) == FAILED
+
+
+def log_in_with_token(peer: RawPeer, token: mansio.DelegationToken) -> int:
+    assert not shake(peer, SCRAM).error_code
+    scram = ScramPeer(token.token_id, token.password, extensions=",tokenauth=true")
+    challenge = send_token(peer, scram.first())
+    return int(send_token(peer, scram.final(challenge.auth_bytes)).error_code)
+
+
+def test_a_token_and_an_access_key_are_known_to_the_other_broker_and_end_there(joined: Joined) -> None:
+    here, there = joined.brokers
+    here.set_user("tim", "secret")
+    state = there.broker.service.users._state
+    wait_until(lambda: "tim" in state.users)
+    with mansio.blocking.connect(here.address, user="tim", password="secret") as client:
+        for ends in (client.admin.tokens.expire, lambda hmac: client.admin.tokens.expire(hmac, after=SOON)):
+            token = client.admin.tokens.create()
+            wait_until(lambda token=token: token.token_id in state.tokens)
+            with RawPeer(there.port) as peer:
+                assert log_in_with_token(peer, token) == 0
+                ends(token.hmac)
+                assert peer.closed()
+            with RawPeer(there.port) as peer:
+                assert log_in_with_token(peer, token) == FAILED
+        key = client.admin.users.create_sqs_key("tim")
+        keys = there.broker.service.sqs_access_keys
+        wait_until(lambda: there.call(keys.find, key.key_id) == ("tim", key.secret))
+        client.admin.users.delete_sqs_key(key.key_id)
+        wait_until(lambda: there.call(keys.find, key.key_id) is None)
 
 
 def test_both_brokers_send_the_same_salt_to_an_unknown_user(joined: Joined) -> None:

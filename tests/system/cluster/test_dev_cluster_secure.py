@@ -256,7 +256,7 @@ def check_only_its_user_can_read_it(cluster: SecureCluster) -> None:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
     names = {f"etcd-{number}.pem" for number in (1, 2, 3)} | {"broker-1.pem", "authority.pem", "ca.pem"}
     files = {path.name: path for path in cluster.security.iterdir()}
-    assert set(files) == names | {"admin.password", "kcat.conf"}
+    assert set(files) == names | {"admin.password", "kcat.conf", "secrets.key"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
 
 

@@ -257,7 +257,7 @@ def test_a_listener_or_store_without_protection_beside_protected_ones_is_refused
             {"sqs_listener": "0.0.0.0:9324", "sqs_security_protocol": "SSL", **FILES},
             "sqs",
             "sqs_listener: sqs on 0.0.0.0:9324 is reached by other machines, and does not authenticate its clients; "
-            "set sqs_access_keys_file, use an address on loopback, or set insecure_listen=true",
+            "set secrets_key_file or sqs_access_keys_file, use an address on loopback, or set insecure_listen=true",
         ),
         (
             {"advertised_listeners": "broker.example:9092"},

@@ -75,6 +75,17 @@ def test_mansios_own_names_are_those_of_its_client() -> None:
     assert SinkOptions.parse({"kafka.bootstrap.servers": "a:1", **own}).security.user == "me"
 
 
+def test_a_delegation_token_is_named_by_an_option_or_in_the_line_of_jaas() -> None:
+    own = security(user="id", password=SECRET, token="true")
+    assert own == SecuritySettings(user="id", password=SECRET, token=True)
+    line = f'{SCRAM_MODULE} required username="id" password="{SECRET}" tokenauth="true";'
+    assert security(**{**SASL, "kafka.sasl.jaas.config": line}).token is True
+    assert security(**SASL).token is False
+    credentials = own.credentials()
+    assert credentials is not None
+    assert credentials.is_token
+
+
 def test_without_options_the_environment_of_the_driver_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANSIO_TLS", "true")
     monkeypatch.setenv("MANSIO_USER", "me")
@@ -100,8 +111,15 @@ def test_without_options_the_environment_of_the_driver_applies(monkeypatch: pyte
         {**SASL, "kafka.sasl.jaas.config": f'{SCRAM_MODULE} required password="{SECRET}";'},
         {
             **SASL,
-            "kafka.sasl.jaas.config": f'{SCRAM_MODULE} required username="a" password="{SECRET}" tokenauth="true";',
+            "kafka.sasl.jaas.config": f'{SCRAM_MODULE} required username="a" password="{SECRET}" other="true";',
         },
+        {
+            **SASL,
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": f'{PLAIN_MODULE} required username="a" password="{SECRET}" tokenauth="true";',
+        },
+        {"user": "a", "password": SECRET, "token": SECRET},
+        {"token": "true"},
         {**SASL, "kafka.ssl.truststore.location": "ca.jks"},
         {**SASL, "kafka.ssl.truststore.location": "ca.jks", "kafka.ssl.truststore.type": "JKS"},
         {**SASL, "kafka.ssl.keystore.location": "me.pem"},
@@ -132,7 +150,7 @@ def test_a_line_of_jaas_gives_any_user_and_password(user: str, password: str, qu
         return quote + value.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
 
     line = f"{PLAIN_MODULE} required\n  username={quoted(user)} password = {quoted(password)} ;"
-    assert parse_jaas_config(line) == (user, password, ("PLAIN",))
+    assert parse_jaas_config(line) == (user, password, ("PLAIN",), False)
     shaded = f"kafkashaded.{PLAIN_MODULE} required username=me password=secret;"
     assert parse_jaas_config(shaded)[:2] == ("me", "secret")
 
@@ -146,7 +164,7 @@ def test_any_other_line_is_refused_in_one_line(line: str) -> None:
 
 def test_spark_hides_each_option_that_contains_a_secret() -> None:
     for name, setting in OWN_OPTIONS.items():
-        assert ("password" in setting) == bool(REDACTION.search(name)), name
+        assert ("password" in setting or setting == "token") == bool(REDACTION.search(name)), name
     assert REDACTION.search("kafka.ssl.key.password")
     assert REDACTION.search(SASL["kafka.sasl.jaas.config"])  # its name is not hidden, each valid value is
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.asgi.json_bodies import PIECE_BYTES
@@ -47,15 +48,8 @@ async def read_body(request: Request, budget: RequestBudget) -> AsyncIterator[by
     Raises `MessageTooLarge`, `UnsupportedMediaType`, `InvalidField`, `TooManyRequests`."""
     taken = 0
     try:
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and (len(announced) > 18 or int(announced) > BODY_BYTES_MAX):
-            raise MessageTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes")
         parts: list[bytes] = []
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > BODY_BYTES_MAX:
-                raise MessageTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes")
+        async for part in _parts(request):
             budget.take(len(part))
             taken += len(part)
             parts.append(part)
@@ -68,6 +62,27 @@ async def read_body(request: Request, budget: RequestBudget) -> AsyncIterator[by
         yield data
     finally:
         budget.give_back(taken)
+
+
+async def drop_body(request: Request) -> str:
+    """Read the body of a request without keeping it, and return its SHA-256 in hexadecimal. Raises
+    `MessageTooLarge`."""
+    digest = hashlib.sha256()
+    async for part in _parts(request):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > BODY_BYTES_MAX):
+        raise MessageTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes")
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > BODY_BYTES_MAX:
+            raise MessageTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes")
+        yield part
 
 
 async def _decompressed(data: bytes, encoding: str, budget: RequestBudget) -> bytes:

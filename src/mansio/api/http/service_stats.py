@@ -109,6 +109,9 @@ class ServiceStats:
                 days = (server_context.expires_s - now_s) / DAY_S
                 detail = f"expires in {days:.1f} days" if days >= 0 else "has expired"
                 yield Problem("certificate_expires_soon", f"{certificates.files.certificate} {detail}")
+        if unreadable := service.sqs_access_keys.undecryptable_count():
+            detail = f"this broker cannot check {unreadable} access keys of SQS: their key is not in secrets_key_file"
+            yield Problem("secrets_key_missing", detail)
         storage_health = service.partitions.storage_health
         if disk_full_partitions := storage_health.disk_full_partitions():
             topic, index = disk_full_partitions[0]

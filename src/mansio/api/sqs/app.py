@@ -1,32 +1,37 @@
 """ASGI application of the SQS endpoint: chooses the protocol, checks the signature, calls the action.
 
-Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. With them the user of a request
-is its access key id. Requests that a web page of another site can send are refused: by their Host, Origin and method.
+Without `secrets_key_file` and `sqs_access_keys_file` every credential is accepted. With them requests are signed with
+the access key of a user, who is the user of the request, or with one of the file, whose id is the user. Requests that a
+web page of another site can send are refused: by their Host, Origin and method.
 
 Invariants:
-* Where access keys are configured, the body of a request is read only if its head has the id of one of them and a
-  present date.
-* No request is begun with a certificate that has expired or was revoked meanwhile, nor, where access keys are
-  configured, while this broker is cut off from its cluster for too long to know its users and their rights.
+* Where requests are signed, the body of one is read only if its head has a signature with a present date.
+* A request with an unknown access key gets the answer of a wrong signature, at the same point and after the same work;
+  its body is dropped as it is read, and takes no memory.
+* A receive that waits ends when the access key of its client, or its user, is deleted.
+* No request is begun with a certificate that has expired or was revoked meanwhile, nor, where requests are signed,
+  while this broker is cut off from its cluster for too long to know its users and their rights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import re
+import secrets
 import uuid
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mansio.api.asgi.bodies import read_body
+from mansio.api.asgi.bodies import drop_body, read_body
 from mansio.api.asgi.connection import CLIENT_CERTIFICATE
 from mansio.api.asgi.json_bodies import PIECE_BYTES, count_values
 from mansio.api.asgi.problems import InvalidField
@@ -47,9 +52,11 @@ from mansio.api.sqs.queues.queue_service import QueueService
 from mansio.api.sqs.shapes import REQUESTS, checked
 from mansio.api.sqs.signature import (
     Authorization,
+    SignatureDoesNotMatch,
     SignedRequest,
-    check_authorization,
+    check_head,
     check_signature,
+    join_headers,
     read_access_keys,
 )
 from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller, ClientSession, on_listener
@@ -79,6 +86,8 @@ JSON_VALUES_MAX: Final = 20_000
 """Maximum number of JSON values in a large body. Ten messages with all attributes have about a thousand."""
 
 _BATCH: Final = "Batch"
+_RECEIVE: Final = "ReceiveMessage"
+_SUBSTITUTE_BYTES: Final = 30
 _FORM_ACTION: Final = re.compile(rb"(?:^|&)Action=([A-Za-z]{1,64})")
 _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]{1,128})/")
 
@@ -99,7 +108,10 @@ class SqsEndpoint:
         self._holds = services.statistics.holds
         self._log_ins = services.log_ins
         self._revocations = revocations
-        self._keys = read_access_keys(settings.sqs_access_keys_file)
+        self._access_keys = services.sqs_access_keys
+        self._is_signed = settings.has_sqs_access_keys
+        self._keys_of_file = read_access_keys(settings.sqs_access_keys_file)
+        self._substitute = secrets.token_urlsafe(_SUBSTITUTE_BYTES)
         self._host_names = settings.http_names
         self._budget = RequestBudget()
         self.app = Starlette(
@@ -124,20 +136,24 @@ class SqsEndpoint:
             check_host_and_origin(request, self._host_names)
             check_image_request(request)
             self._check_certificate(request)
-            authorization = self._authorization(request)
+            signer = self._signer(request)
+            if signer is not None and signer.session is None:
+                signer.check(request, await drop_body(request))
             async with read_body(request, self._budget) as body:
-                is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
-                if len(body) > PIECE_BYTES:
+                is_long = len(body) > PIECE_BYTES
+                if signer is not None:
+                    hashed = await asyncio.to_thread(_sha256, body) if is_long else _sha256(body)
+                    signer.check(request, hashed)
+                if is_long:
+                    is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
                     await self._check_large(body, is_json=is_json, is_batch=is_batch)
-                if authorization is not None:
-                    check_signature(_signed(request, body), authorization)
                 if is_json:
                     action, parameters = _decode(request, target, body)
-                elif len(body) > PIECE_BYTES:  # a form is decoded byte by byte
+                elif is_long:  # a form is decoded byte by byte
                     action, parameters = await asyncio.to_thread(_decode_query, request, body)
                 else:
                     action, parameters = _decode_query(request, body)
-                result = await self._call(request, action, parameters, authorization)
+                result = await self._call(request, action, parameters, signer)
         except MansioError as error:
             return _error_response(error, request_id, is_json=is_json)
         except ClientDisconnect:
@@ -177,13 +193,12 @@ class SqsEndpoint:
         request: Request,
         action: str,
         parameters: Mapping[str, Any],
-        authorization: Authorization | None,
+        signer: Signer | None,
     ) -> dict[str, Any]:
         address = request.client
-        if authorization is None:
-            session, access_key = ANONYMOUS_SESSION, _stated_access_key(request)
-        else:
-            session, access_key = ClientSession(authorization.access_key), authorization.access_key
+        session, access_key = ANONYMOUS_SESSION, _stated_access_key(request)
+        if signer is not None and signer.session is not None:
+            session, access_key = signer.session, signer.authorization.access_key
         caller = Caller(
             on_listener(session, "sqs"),
             client_id=access_key or SQS_CLIENT_ID,
@@ -191,11 +206,27 @@ class SqsEndpoint:
         )
         base_url = f"{request.url.scheme}://{request.headers['host']}"
         disconnected = asyncio.ensure_future(request.receive())  # the body is read: it can only be the end
+        has_ended = False
+
+        def end(client: ClientSession | None) -> None:
+            nonlocal has_ended
+            if client is None:
+                has_ended = True
+                disconnected.cancel()
+
+        unwatch = self._log_ins.watch(session, end) if session.credential_id else None
         try:
+            if session.credential_id and self._access_keys.find(session.credential_id) is None:
+                raise SignatureDoesNotMatch  # deleted while the body arrived
             call = Invocation(action, parameters, base_url, access_key, caller, disconnected)
-            return await self._actions.by_name[action](call)
+            result = await self._actions.by_name[action](call)
         finally:
             disconnected.cancel()
+            if unwatch is not None:
+                unwatch()
+        if has_ended and action == _RECEIVE:
+            raise SignatureDoesNotMatch
+        return result
 
     def _check_certificate(self, request: Request) -> None:
         """Check the certificate of the client, if it has presented one. Raises `CertificateRefused`."""
@@ -206,15 +237,50 @@ class SqsEndpoint:
             except SaslAuthenticationFailed as error:
                 raise CertificateRefused(error.message) from error
 
-    def _authorization(self, request: Request) -> Authorization | None:
-        """Check the head of a request; None if every credential is accepted. Raises the errors of
-        `check_authorization`, and `Unavailable`."""
-        if not self._keys:
+    def _signer(self, request: Request) -> Signer | None:
+        """Check the head of a request, and return who may have signed it; None if every credential is accepted. Raises
+        the errors of `check_head`, and `Unavailable`."""
+        if not self._is_signed:
             return None
         if self._log_ins.is_stale():
             raise Unavailable(CUT_OFF)
         now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
-        return check_authorization(dict(request.headers), self._keys, now)
+        headers = join_headers(request.scope["headers"])
+        authorization = check_head(headers, request.scope["query_string"].decode("latin-1"), now)
+        key_id = authorization.access_key
+        secret = self._keys_of_file.get(key_id)
+        if secret is not None:
+            return Signer(headers, authorization, ClientSession(key_id), secret)
+        found = self._access_keys.find(key_id)
+        if found is None:
+            return Signer(headers, authorization, None, self._substitute)
+        return Signer(headers, authorization, ClientSession(found.user, credential_id=key_id), found.secret)
+
+
+class Signer(NamedTuple):
+    """Who has signed a request, if its signature is right. `session`: None for an unknown access key, whose signature
+    is never right. `repr` hides the secret."""
+
+    headers: Mapping[str, str]
+    authorization: Authorization
+    session: ClientSession | None
+    secret: str
+
+    def __repr__(self) -> str:
+        return "Signer(hidden)"
+
+    def check(self, request: Request, body_sha256: str) -> None:
+        """Check the signature of a request. Raises `SignatureDoesNotMatch`."""
+        signed = SignedRequest(
+            request.method,
+            _raw_path(request),
+            request.scope["query_string"].decode("latin-1"),
+            self.headers,
+            body_sha256,
+        )
+        check_signature(signed, self.authorization, self.secret)
+        if self.session is None:
+            raise SignatureDoesNotMatch
 
 
 def _stated_access_key(request: Request) -> str:
@@ -223,15 +289,8 @@ def _stated_access_key(request: Request) -> str:
     return "" if match is None else match[1]
 
 
-def _signed(request: Request, body: bytes) -> SignedRequest:
-    """Return the signed parts of a request."""
-    return SignedRequest(
-        request.method,
-        _raw_path(request),
-        request.scope["query_string"].decode("latin-1"),
-        dict(request.headers),
-        body,
-    )
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 def _form_action(body: bytes) -> str:

@@ -24,7 +24,8 @@ class ClientSession:
     `listener` is the name of the listener, "" for a protocol without named listeners. `expires_ms` is the end of the
     session in Unix time, None if it has none. `credential_revision` is the revision of the credential with which the
     client has authenticated, 0 without authentication. `is_broker`: a broker of the cluster asks for itself, and may do
-    everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`.
+    everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`. `credential_id` is the id of
+    the access key, or delegation token, with which the client has authenticated, "" for a password or a certificate.
     """
 
     user: str = ANONYMOUS_USER
@@ -33,6 +34,7 @@ class ClientSession:
     credential_revision: int = 0
     is_broker: bool = False
     groups: tuple[str, ...] = ()
+    credential_id: str = ""
 
     @property
     def principal(self) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
+    from mansio.broker.services.delegation_tokens import DelegationTokenService
     from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
+    from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.topic_admin import TopicAdminService
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
@@ -76,6 +78,8 @@ class BrokerServices:
     acls: AclService
     audit: AuditService
     users: UserService
+    sqs_access_keys: SqsAccessKeyService
+    delegation_tokens: DelegationTokenService
     passwords: PasswordChecker
     log_ins: LogInService
     configs: ConfigService

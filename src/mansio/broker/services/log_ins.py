@@ -47,6 +47,7 @@ cut off from the cluster; it has no session there; the password was not checked 
 CUT_OFF: Final = "this broker is cut off from the cluster"
 
 WRONG: Final = "the user or the password is wrong"
+_CHANGED: Final = "the password was changed, or the user or its access key deleted"
 MISSING: Final = "this listener asks for a user and a password"
 
 
@@ -180,7 +181,7 @@ class LogInService:
                 self.failures["changed"] += 1
                 logger.info(
                     "session_ended",
-                    extra=fields(user=user, reason="the password was changed, or the user deleted"),
+                    extra=fields(user=user, reason=_CHANGED),
                 )
                 on_change(None)
             elif present != session:
@@ -189,7 +190,10 @@ class LogInService:
 
     def _present(self, session: ClientSession) -> ClientSession | None:
         """Return a session with its present end; None if its credential is not valid any more. With a previous
-        password it ends with that. A session without a credential, as by a certificate, does not depend on one."""
+        password it ends with that, and with an access key when that is deleted. A session without a credential, as by
+        a certificate, does not depend on one."""
+        if session.credential_id:
+            return session if self._users.has_access_key(session.user, session.credential_id) else None
         if not session.credential_revision:
             return session
         found = self._users.directory.find_any(session.user)

@@ -8,6 +8,8 @@ before a listener authenticates its first client.
 
 Invariants:
 * A user is changed by one transaction, all mechanisms or none, and only if no one else has changed it meanwhile.
+* With a user, what belongs to it is deleted: access keys of SQS and delegation tokens. A new user of the same name has
+  none of them.
 * No error and no log line contains a password, a salted password or a key.
 
 Model: ScramControlManager of Kafka.
@@ -149,7 +151,7 @@ class UserService:
             await self._state.wait_for_revision(revision, self._scheduler)
         secret = self._state.server_secret
         assert secret is not None, "the image has the revision in which it was stored"
-        self._directory = CredentialDirectory(self._find, secret)
+        self._directory = CredentialDirectory(self._find, secret, find_token=self._state.tokens.get)
 
     @property
     def directory(self) -> CredentialDirectory:
@@ -158,8 +160,14 @@ class UserService:
         return self._directory
 
     def on_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the event loop with the name of each user whose credentials have changed."""
+        """Call `callback` on the event loop with the name of each user whose credentials, access keys or tokens have
+        changed."""
         self._state.on_user_change(callback)
+
+    def has_access_key(self, user: str, key_id: str) -> bool:
+        """Whether a user exists and has this access key of SQS."""
+        key = self._state.sqs_access_keys.get(key_id)
+        return key is not None and key.user == user and user in self._state.users
 
     def _find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
         known = self._state.users.get(user)
@@ -337,6 +345,8 @@ class UserService:
                 operations.append(Delete(key))
             else:
                 operations.append(Put(key, metadata_store.encode(credential_document(credential), writer)))
+        if not known or all(each is None for each in {**known, **changes}.values()):
+            operations += map(Delete, self._state.owned_keys(name))
         if any(isinstance(operation, Put) for operation in operations):
             done = await metadata_store.transact_resolving_ambiguity(self._store, guard, operations, writer)
         else:

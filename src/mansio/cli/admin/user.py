@@ -1,4 +1,4 @@
-"""`mansio user`: create, list, delete users, and set their passwords.
+"""`mansio user`: create, list, delete users, set their passwords, and manage their access keys of SQS.
 
 Invariant: a password is no argument of a command, because other users of the machine can see those. It comes from a
 prompt on a terminal, from a file, or from standard input.
@@ -26,9 +26,14 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
 
 if TYPE_CHECKING:
-    from mansio.client.admin.users import User
+    from collections.abc import Sequence
+
+    from mansio.client.admin.users import SqsAccessKey, User
 
 app = typer.Typer(no_args_is_help=True, help="Users that authenticate with a password.")
+
+sqs_key_app = typer.Typer(no_args_is_help=True, help="Access keys of users for the SQS endpoint.")
+app.add_typer(sqs_key_app, name="sqs-key")
 
 STANDARD_INPUT: Final = "-"
 PASSWORD_FILE_BYTES_MAX: Final = 4_096
@@ -135,6 +140,66 @@ def set_password(
     async def work() -> None:
         async with connect(bootstrap_servers) as client:
             await client.admin.users.set_password(user, password, previous_valid=timedelta(seconds=valid_s))
+
+    run(work())
+
+
+@sqs_key_app.callback()
+def sqs_key_group() -> None:
+    """Access keys of users for the SQS endpoint."""
+
+
+@sqs_key_app.command("create")
+def create_sqs_key(
+    user: UserArgument,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Create an access key of a user, and show its secret, this once."""
+
+    async def work() -> SqsAccessKey:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.users.create_sqs_key(user)
+
+    created = run(work())
+    row = {"access_key_id": created.key_id, "secret_access_key": created.secret}
+    show_rows(output, [row], ("access_key_id", "secret_access_key"), empty="")
+
+
+@sqs_key_app.command("list")
+def list_sqs_keys(
+    user: Annotated[str | None, typer.Argument(metavar="[USER]", help="Only the keys of this user.")] = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """List access keys, without their secrets."""
+
+    async def work() -> Sequence[SqsAccessKey]:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.users.list_sqs_keys(user)
+
+    rows = [
+        {
+            "user": key.user,
+            "access_key_id": key.key_id,
+            "created": None if key.created is None else key.created.isoformat(timespec="seconds"),
+            "secrets_key": key.secrets_key_id,
+        }
+        for key in run(work())
+    ]
+    show_rows(output, rows, ("user", "access_key_id", "created", "secrets_key"), empty="no access keys")
+
+
+@sqs_key_app.command("delete")
+def delete_sqs_keys(
+    key_ids: Annotated[list[str], typer.Argument(metavar="ACCESS_KEY_ID...", help="Ids of access keys.")],
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Delete access keys; requests that are signed with them are refused."""
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await run_for_each(key_ids, client.admin.users.delete_sqs_key)
 
     run(work())
 

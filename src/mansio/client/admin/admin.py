@@ -17,6 +17,7 @@ from mansio.client.admin.groups import GroupDescription, GroupListings, describe
 from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
+from mansio.client.admin.tokens import TokenAdmin
 from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.admin.users import UserAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
@@ -116,6 +117,8 @@ class Admin:
         """Users that authenticate with a password."""
         self.acls: AclAdmin = AclAdmin(cluster)
         """Access control lists: what users may do."""
+        self.tokens: TokenAdmin = TokenAdmin(cluster)
+        """Delegation tokens."""
         self.cluster: ClusterAdmin = ClusterAdmin(cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)

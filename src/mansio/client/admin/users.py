@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import DuplicateResource, InvalidRequest, ResourceNotFound
@@ -40,6 +40,18 @@ class User:
 
     name: str
     iterations: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SqsAccessKey:
+    """An access key of SQS. `secret`: the secret access key where the key was just created, else None.
+    `secrets_key_id`: of the key of the broker with which the secret is stored."""
+
+    key_id: str
+    user: str
+    created: datetime | None = None
+    secrets_key_id: str = ""
+    secret: str | None = field(default=None, repr=False)
 
 
 class UserAdmin:
@@ -115,11 +127,40 @@ class UserAdmin:
             "password": encode_password(password),
             "previous_valid_ms": previous_valid // timedelta(milliseconds=1),
         }
-        await self._cluster.request(
-            ApiKey.SET_PASSWORD,
-            fields,
-            check=lambda response: raise_for_code(response.error_code, response.error_message),
+        await self._cluster.request(ApiKey.SET_PASSWORD, fields, check=_check_error)
+
+    async def create_sqs_key(self, user: str) -> SqsAccessKey:
+        """Create an access key of a user for the SQS endpoint. Nothing returns its secret again. If the answer is lost,
+        a key may exist whose secret is not known: delete it.
+
+        Raises `ResourceNotFound`, `SecurityDisabled` if the brokers have no `secrets_key_file`, `PolicyViolation`,
+        `ClusterAuthorizationFailed`, and `UnsupportedVersion` if the broker is not Mansio's.
+        """
+        response = await self._cluster.request(
+            ApiKey.CREATE_SQS_ACCESS_KEY, {"user": user}, check=_check_error
         )
+        return SqsAccessKey(response.key_id, user, secret=response.secret)
+
+    async def list_sqs_keys(self, user: str | None = None) -> Sequence[SqsAccessKey]:
+        """Access keys of a user, or of all users, sorted by user and time, without secrets. Raises
+        `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
+        response = await self._cluster.request(
+            ApiKey.DESCRIBE_SQS_ACCESS_KEYS, {"user": user}, check=_check_error
+        )
+        return [
+            SqsAccessKey(
+                each.key_id,
+                each.user,
+                datetime.fromtimestamp(each.created_ms / 1000, UTC),
+                each.secrets_key_id,
+            )
+            for each in response.access_keys
+        ]
+
+    async def delete_sqs_key(self, key_id: str) -> None:
+        """Delete an access key: within a second, requests that are signed with it are refused. Raises
+        `ResourceNotFound`, `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
+        await self._cluster.request(ApiKey.DELETE_SQS_ACCESS_KEY, {"key_id": key_id}, check=_check_error)
 
     async def _describe(self, names: Sequence[str] | None) -> Sequence[User]:
         def check(response: Any) -> None:
@@ -150,6 +191,10 @@ class UserAdmin:
                 raise_for_code(result.error_code, result.error_message)
 
         await self._cluster.request_controller(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, fields, check=check)
+
+
+def _check_error(response: Any) -> None:
+    raise_for_code(response.error_code, response.error_message)
 
 
 def _mechanism(name: str) -> ScramMechanism:

@@ -19,12 +19,12 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.errors import UnacceptableCredential
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ITERATIONS_MIN: Final = 4_096
 ITERATIONS_MAX: Final = 16_384
@@ -197,8 +197,32 @@ class FoundCredential(NamedTuple):
         return "FoundCredential(hidden)"
 
 
+class StoredToken(Protocol):
+    """What a log-in needs of a delegation token (`delegation_tokens.DelegationToken`)."""
+
+    @property
+    def user(self) -> str: ...
+    @property
+    def expires_ms(self) -> int: ...
+    @property
+    def credentials(self) -> Mapping[str, ScramCredential]: ...
+    @property
+    def revision(self) -> int: ...
+
+
+class FoundToken(NamedTuple):
+    """The credential with which a log-in with a delegation token is verified, the user that the client becomes, and the
+    Unix time in milliseconds at which the token expires. `revision`: of the token."""
+
+    found: FoundCredential
+    user: str
+    expires_ms: int
+    revision: int
+
+
 class CredentialDirectory:
-    """Credentials by user and mechanism, with a substitute for users that have none.
+    """Credentials by user and mechanism, and those of delegation tokens, with a substitute for users and tokens that
+    have none.
 
     A substitute has a salt that depends on the name and the server secret only. So clients cannot find out which users
     exist: an unknown user gets the same challenge again and again, and fails at the end like a wrong password. The
@@ -208,19 +232,22 @@ class CredentialDirectory:
     those that this project makes. KIP-554 leaves both to the client.
     """
 
-    __slots__ = ("_find", "_iterations", "_secret")
+    __slots__ = ("_find", "_find_token", "_iterations", "_secret")
 
     def __init__(
         self,
         find: Callable[[str, ScramMechanism], ScramCredential | None],
         secret: bytes,
         iterations: int = ITERATIONS_MIN,
+        find_token: Callable[[str], StoredToken | None] = lambda _: None,
     ) -> None:
-        """Take the look-up of a user's credential for a mechanism, the server secret, and the iterations of
-        substitutes. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN` bytes."""
+        """Take the look-up of a user's credential for a mechanism, the server secret, the iterations of substitutes,
+        and the look-up of a delegation token. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN`
+        bytes."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"a server secret has at least {SECRET_BYTES_MIN} bytes")
         self._find = find
+        self._find_token = find_token
         self._secret = secret
         self._iterations = iterations
 
@@ -230,16 +257,29 @@ class CredentialDirectory:
     def find(self, user: str, mechanism: ScramMechanism) -> FoundCredential:
         """Return the credential of a user for a mechanism, or a substitute. The substitute is always computed, so that
         the time does not depend on the user."""
-        name = f"{mechanism.value},{user}".encode()
-        digest = hmac.digest(self._secret, name, "sha512")
-        substitute = ScramCredential(
+        substitute = self._substitute(f"{mechanism.value},{user}", mechanism)
+        found = self._find(user, mechanism)
+        return FoundCredential(substitute if found is None else found, found is not None)
+
+    def find_token(self, token_id: str, mechanism: ScramMechanism) -> FoundToken:
+        """Return the credential of a delegation token for a mechanism, or a substitute, as `find` does."""
+        substitute = self._substitute(f"{mechanism.value},token,{token_id}", mechanism)
+        token = self._find_token(token_id)
+        credential = None if token is None else token.credentials.get(mechanism.value)
+        if token is None or credential is None:
+            return FoundToken(FoundCredential(substitute, is_known=False), token_id, 0, 0)
+        return FoundToken(
+            FoundCredential(credential, is_known=True), token.user, token.expires_ms, token.revision
+        )
+
+    def _substitute(self, name: str, mechanism: ScramMechanism) -> ScramCredential:
+        digest = hmac.digest(self._secret, name.encode(), "sha512")
+        return ScramCredential(
             mechanism,
             self._iterations,
             digest[:SALT_BYTES],
             KeyPair(digest[-mechanism.key_bytes :], digest[-mechanism.key_bytes :]),
         )
-        found = self._find(user, mechanism)
-        return FoundCredential(substitute if found is None else found, found is not None)
 
     def find_any(self, user: str) -> FoundCredential:
         """Return the credential with which a password is checked: that for SCRAM-SHA-256 if the user has one, else that

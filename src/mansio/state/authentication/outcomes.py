@@ -20,7 +20,10 @@ class Accepted(NamedTuple):
     revision: int = 0
     """Revision of the credential that had the keys that were used."""
     valid_until_ms: int | None = None
-    """Unix time at which the credential that was used becomes invalid: the end of a previous password."""
+    """Unix time at which the credential that was used becomes invalid: the end of a previous password, or of a
+    delegation token."""
+    token_id: str = ""
+    """Id of the delegation token that was used; "" for a password."""
 
 
 class Rejected(NamedTuple):

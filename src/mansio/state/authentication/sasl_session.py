@@ -114,6 +114,8 @@ class AuthenticatedUser(NamedTuple):
     name: str
     mechanism: str
     revision: int
+    token_id: str = ""
+    """Id of the delegation token with which the client has authenticated; "" for a password."""
 
 
 class _State(Enum):
@@ -155,6 +157,8 @@ class SaslSession:
         re-authentication: requests that were accepted before continue as this user."""
         self.expires_ms: int | None = None
         """End of the session; None: it has none."""
+        self._reauthentication_due_ms: int | None = None
+        """End of the session by `session_ms_max`."""
         self._mechanisms = tuple(name for name in mechanisms if is_confidential or name != PLAIN)
         self._directory = directory
         self._new_nonce = new_nonce
@@ -176,10 +180,16 @@ class SaslSession:
 
     def revalidate(self) -> bool:
         """Whether the credential with which the user has authenticated is still valid. If it is that of a previous
-        password now, the session ends with it."""
+        password now, the session ends with it. With a delegation token it ends with the token, also if that was renewed
+        meanwhile."""
         user = self.user
         if user is None:
             return True
+        if user.token_id:
+            token = self._directory.find_token(user.token_id, ScramMechanism(user.mechanism))
+            due_ms = self._reauthentication_due_ms
+            self.expires_ms = token.expires_ms if due_ms is None else min(due_ms, token.expires_ms)
+            return token.found.is_known and token.user == user.name
         found, is_known = (
             self._directory.find_any(user.name)
             if user.mechanism == PLAIN
@@ -306,13 +316,16 @@ class SaslSession:
                 return self._fail(reason, user)
             case Accepted(name) if self.user is not None and name != self.user.name:
                 return self._fail("another user in a re-authentication", name)
-            case Accepted(name, token, revision, valid_until_ms):
+            case Accepted(name, token, revision, valid_until_ms, token_id):
                 before = self.user, self.expires_ms
-                self.user = AuthenticatedUser(name, self._mechanism, revision)
-                ends_ms = [now_ms + self._session_ms_max] if self._session_ms_max > 0 else []
-                if valid_until_ms is not None:
-                    ends_ms.append(max(valid_until_ms, now_ms))
-                self.expires_ms = min(ends_ms, default=None)
+                self.user = AuthenticatedUser(name, self._mechanism, revision, token_id)
+                self._reauthentication_due_ms = (
+                    now_ms + self._session_ms_max if self._session_ms_max else None
+                )
+                ends_ms = [self._reauthentication_due_ms, valid_until_ms]
+                self.expires_ms = min(
+                    (max(each, now_ms) for each in ends_ms if each is not None), default=None
+                )
                 if not self.revalidate():
                     self.user, self.expires_ms = before
                     return self._fail("the password was changed during the log-in", name)

@@ -8,12 +8,13 @@
 
 The bytes are those of Kafka's `ScramFormatter` and `ScramMessages`: UTF-8 without SASLprep, `=2C` and `=3D` for comma
 and equals sign in names. More strictly than Kafka, the nonce of the last message must be the one that was sent, not end
-with it (CVE-2024-56128), its channel binding must repeat the header of the first one, and extensions are refused:
-delegation tokens (`tokenauth`) do not exist. Kafka's broker accepts names of ASCII only, this one all of UTF-8.
-The authorization id is empty or equals the user (CVE-2017-12610).
+with it (CVE-2024-56128), its channel binding must repeat the header of the first one, and extensions are refused but
+`tokenauth=true`: then the name is the id of a delegation token (KIP-48), and the client becomes the owner of the token.
+Kafka's broker accepts names of ASCII only, this one all of UTF-8. The authorization id is empty or equals the name
+(CVE-2017-12610).
 
-An unknown user is treated as a known one with a wrong password, up to the same answer at the end with the same number
-of operations. Users with and without a previous password cost the same, too.
+An unknown user, or token, is treated as a known one with a wrong password, up to the same answer at the end with the
+same number of operations. Users with and without a previous password cost the same, too.
 
 Invariants: an exchange takes two messages; after a rejection it takes none. Keys are compared in constant time.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from mansio.state.authentication.credentials import (
         CredentialDirectory,
         FoundCredential,
+        FoundToken,
         KeyPair,
         ScramCredential,
         ScramMechanism,
@@ -51,7 +53,7 @@ _NONCE: Final = r"[!-+\--~]{1,256}"
 _BASE64: Final = r"[A-Za-z0-9/+]+={0,2}"
 _CLIENT_FIRST: Final = re.compile(
     rf"(?P<header>[ny],(?:a=(?P<authorization_id>{_NAME}))?,)"
-    rf"(?P<bare>n=(?P<user>{_NAME}),r=(?P<nonce>{_NONCE}))"
+    rf"(?P<bare>n=(?P<user>{_NAME}),r=(?P<nonce>{_NONCE})(?:,tokenauth=(?P<tokenauth>true|false))?)"
 )
 _CLIENT_FINAL: Final = re.compile(
     rf"(?P<without_proof>c=(?P<binding>{_BASE64}),r=(?P<nonce>{_NONCE})),p=(?P<proof>{_BASE64})"
@@ -62,7 +64,9 @@ class _Exchange(NamedTuple):
     """What the second step needs of the first one."""
 
     user: str
+    """Name that the client stated: the id of a token if it logs in with one."""
     found: FoundCredential
+    token: FoundToken | None
     header: str
     nonce: str
     auth_message_start: str
@@ -102,11 +106,16 @@ class ScramServer:
         authorization_id = found["authorization_id"]
         if authorization_id is not None and _unescape(authorization_id) != user:
             return Rejected("the authorization id differs from the user", user)
-        credential = self._directory.find(user, self._mechanism)
+        token = None
+        if found["tokenauth"] == "true":
+            token = self._directory.find_token(user, self._mechanism)
+        credential = self._directory.find(user, self._mechanism) if token is None else token.found
         nonce = found["nonce"] + self._server_nonce
         salt = base64.b64encode(credential.credential.salt).decode()
         challenge = f"r={nonce},s={salt},i={credential.credential.iterations}"
-        self._exchange = _Exchange(user, credential, found["header"], nonce, f"{found['bare']},{challenge},")
+        self._exchange = _Exchange(
+            user, credential, token, found["header"], nonce, f"{found['bare']},{challenge},"
+        )
         return Challenge(challenge.encode())
 
     def _final(self, exchange: _Exchange, message: bytes, now_ms: int) -> Accepted | Rejected:
@@ -125,8 +134,13 @@ class ScramServer:
         keys = _proven_keys(credential, auth_message, proof, now_ms)
         if keys is None or not is_known:
             return Rejected("wrong password" if is_known else "unknown user", exchange.user)
+        used = exchange.token
+        if used is not None and now_ms >= used.expires_ms:
+            return Rejected("the delegation token has expired", exchange.user)
         signature = hmac.digest(keys.server_key, auth_message, self._mechanism.hash_name)
         token = b"v=" + base64.b64encode(signature)
+        if used is not None:
+            return Accepted(used.user, token, used.revision, used.expires_ms, exchange.user)
         previous = credential.previous
         if previous is not None and keys is previous.keys:
             return Accepted(exchange.user, token, previous.revision, previous.valid_until_ms)

@@ -65,6 +65,7 @@ class ScramClient:
     __slots__ = (
         "_auth_message",
         "_challenge",
+        "_extensions",
         "_mechanism",
         "_nonce",
         "_salted_password",
@@ -72,14 +73,15 @@ class ScramClient:
         "_user",
     )
 
-    def __init__(self, mechanism: ScramMechanism, user: str, nonce: bytes) -> None:
-        """`user`: without NUL. `nonce`: `NONCE_BYTES` unpredictable bytes that are used once. Raises `ValueError` for
-        another length."""
+    def __init__(self, mechanism: ScramMechanism, user: str, nonce: bytes, *, is_token: bool = False) -> None:
+        """`user`: without NUL. `nonce`: `NONCE_BYTES` unpredictable bytes that are used once. `is_token`: whether the
+        user is the id of a delegation token (KIP-48). Raises `ValueError` for another length of the nonce."""
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
         self._mechanism = mechanism
         self._user = escape_name(user)
         self._nonce = base64.b64encode(nonce).decode()
+        self._extensions = ",tokenauth=true" if is_token else ""
         self._challenge = ""
         self._server_nonce = ""
         self._auth_message = b""
@@ -139,7 +141,7 @@ class ScramClient:
             )
 
     def _first_bare(self) -> str:
-        return f"n={self._user},r={self._nonce}"
+        return f"n={self._user},r={self._nonce}{self._extensions}"
 
 
 def plain_token(user: str, password: bytes) -> bytes:

@@ -17,6 +17,8 @@ the broker that answers, and is advertised.
 `SetPassword` changes the password of a user and keeps the previous one valid for some time, which KIP-554 cannot: both
 need the same salt, which clients do not know. `CheckAuthorization` returns what a user may do, and the ACL that
 decides it. Any broker processes both; they are advertised.
+`CreateSqsAccessKey`, `DescribeSqsAccessKeys` and `DeleteSqsAccessKey` manage the access keys with which users sign
+requests to the SQS endpoint. Any broker processes them; they are advertised.
 
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
@@ -734,6 +736,64 @@ class CheckAuthorizationResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CreateSqsAccessKeyRequest(_Flexible):
+    """Request for a new access key of a user."""
+
+    user: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateSqsAccessKeyResponse(_Flexible):
+    """Response. `secret`: the secret access key, "" with an error."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    key_id: str = field(metadata=_TEXT, default="")
+    secret: str = field(metadata=_TEXT, default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeSqsAccessKeysRequest(_Flexible):
+    """Request. `user`: None for the keys of all users."""
+
+    user: str | None = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedSqsAccessKey(_Flexible):
+    """An access key. `created_ms`: Unix time; `secrets_key_id`: of the secrets key with which the secret is
+    encrypted."""
+
+    key_id: str = field(metadata=_TEXT)
+    user: str = field(metadata=_TEXT)
+    created_ms: int = field(metadata=_INT64)
+    secrets_key_id: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeSqsAccessKeysResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    access_keys: tuple[DescribedSqsAccessKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteSqsAccessKeyRequest(_Flexible):
+    """Request for the end of an access key."""
+
+    key_id: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteSqsAccessKeyResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeHealthRequest(_Flexible):
     """Request for the health of the broker that answers."""
 
@@ -782,6 +842,9 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.FORWARD_REQUEST: (ForwardRequestRequest, ForwardRequestResponse),
     ApiKey.SET_PASSWORD: (SetPasswordRequest, SetPasswordResponse),
     ApiKey.CHECK_AUTHORIZATION: (CheckAuthorizationRequest, CheckAuthorizationResponse),
+    ApiKey.CREATE_SQS_ACCESS_KEY: (CreateSqsAccessKeyRequest, CreateSqsAccessKeyResponse),
+    ApiKey.DESCRIBE_SQS_ACCESS_KEYS: (DescribeSqsAccessKeysRequest, DescribeSqsAccessKeysResponse),
+    ApiKey.DELETE_SQS_ACCESS_KEY: (DeleteSqsAccessKeyRequest, DeleteSqsAccessKeyResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

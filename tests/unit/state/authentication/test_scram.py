@@ -281,7 +281,10 @@ def test_another_channel_binding_or_an_extension_in_the_last_message_is_rejected
     [
         "p=tls-server-end-point,,n=alice,r=abc",
         "n,,m=x,n=alice,r=abc",
-        "n,,n=alice,r=abc,tokenauth=true",
+        "n,,n=alice,r=abc,tokenauth=yes",
+        "n,,n=alice,r=abc,tokenauth=true,tokenauth=true",
+        "n,,n=alice,r=abc,tokenauth=true,other=1",
+        "n,,n=alice,tokenauth=true,r=abc",
         "n,a=bob,n=alice,r=abc",
         "n,a=,n=alice,r=abc",
         "n,,n=,r=abc",

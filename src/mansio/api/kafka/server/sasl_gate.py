@@ -182,7 +182,9 @@ class Authentication:
         be that of a user who changes the own password."""
         for connection, gate in tuple(self._sessions.get(user, {}).items()):
             if not gate.revalidate(connection):
-                self.fail(connection, "changed", "the password was changed, or the user deleted", user)
+                self.fail(
+                    connection, "changed", "the password was changed, or the user or token deleted", user
+                )
                 connection.abort_when_answered()
 
     def fail(self, connection: Connection, kind: str, reason: str, user: str = "") -> None:
@@ -373,6 +375,7 @@ class SaslGate:
                 self._settings.listener,
                 session.expires_ms,
                 0 if user is None else user.revision,
+                credential_id="" if user is None else user.token_id,
             ),
             is_endless=session.expires_ms is None,
         )
