@@ -221,6 +221,32 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: Row(_ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE),)),
     ApiKey.DESCRIBE_LOG_DIRS: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
     ApiKey.SASL_AUTHENTICATE: Row(_READS, note="It is the log-in."),
+    ApiKey.CREATE_DELEGATION_TOKEN: Row(
+        _ADMINISTERS,
+        (
+            _need(
+                Right(_O.CREATE_TOKENS, _T.USER), place=_WHOLE, when="for another owner, named as User:NAME"
+            ),
+        ),
+        note="A client that has logged in with a token or key gets none.",
+    ),
+    ApiKey.RENEW_DELEGATION_TOKEN: Row(
+        _ADMINISTERS, note="The owner, the requester and the renewers of a token may."
+    ),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: Row(
+        _ADMINISTERS, note="The owner, the requester and the renewers of a token may."
+    ),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: Row(
+        _READS,
+        (
+            _need(
+                Right(_O.DESCRIBE, _T.DELEGATION_TOKEN),
+                Right(_O.DESCRIBE_TOKENS, _T.USER),
+                place=Place.OMITTED,
+                when="tokens of others",
+            ),
+        ),
+    ),
     ApiKey.CREATE_PARTITIONS: Row(_ADMINISTERS, (_need(Right(_O.ALTER, _T.TOPIC)),)),
     ApiKey.DELETE_GROUPS: Row(_ADMINISTERS, (_need(_DELETE_GROUP),)),
     ApiKey.ELECT_LEADERS: Row(_ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE),)),
@@ -305,9 +331,16 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."
     ),
     ApiKey.CHECK_AUTHORIZATION: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
-    ApiKey.SET_PASSWORD: Row(
-        _ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="the password of another user"),)
+    ApiKey.CREATE_SQS_ACCESS_KEY: Row(
+        _ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="for another user"),)
     ),
+    ApiKey.DESCRIBE_SQS_ACCESS_KEYS: Row(
+        _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="of another user, or of all"),)
+    ),
+    ApiKey.DELETE_SQS_ACCESS_KEY: Row(
+        _ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="of another user"),)
+    ),
+    ApiKey.SET_PASSWORD: Row(_ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE),)),
 }
 """By Kafka API, those of Mansio included."""
 

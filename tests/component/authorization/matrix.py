@@ -72,6 +72,8 @@ NEEDS: Final[dict[ApiKey, Sequence[int]]] = {
     ApiKey.SHARE_ACKNOWLEDGE: (0,),
     ApiKey.REDRIVE_RECORDS: (0, 1),
     ApiKey.SET_PASSWORD: (0,),
+    ApiKey.CREATE_DELEGATION_TOKEN: (),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: (),
 }
 """Those needs of an API that its request in this matrix has; all for others."""
 
@@ -86,7 +88,8 @@ its share session."""
 EXISTING, ABSENT = "exists", "absent"
 """Parts of the names, of one length, so that answers can be compared."""
 APIS: Final = [key for key in SUPPORTED_APIS if key not in PER_CONNECTION]
-ASKED: Final = [key for key in APIS if KAFKA[key].needs]
+ASKED: Final = [key for key in APIS if NEEDS.get(key, KAFKA[key].needs)]
+"""APIs whose request in this matrix needs a right. Those of delegation tokens do not, as each is about an own token."""
 
 
 class Credential(NamedTuple):

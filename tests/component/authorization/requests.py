@@ -392,6 +392,8 @@ _CHANGES: Final[Mapping[ApiKey, Callable[[dict[str, Any], int, Named], None]]] =
     ApiKey.REDRIVE_RECORDS: _redrive,
     ApiKey.LIST_DELAYED_RECORDS: _delayed,
     ApiKey.ALTER_SCHEDULES: _schedule,
+    ApiKey.CREATE_SQS_ACCESS_KEY: _set(user="carol"),
+    ApiKey.DESCRIBE_SQS_ACCESS_KEYS: _set(user="carol"),
     ApiKey.SET_PASSWORD: _set(user="carol", password=b"another password"),
     ApiKey.FORWARD_REQUEST: _set(request=b"\0" * 20),
 }

@@ -19,6 +19,7 @@ from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
 from mansio.errors import ConfigError, PolicyViolation, ResourceNotFound, SecurityDisabled
 from mansio.testing.broker import TestBroker
+from support.authorization import PEER
 from support.machine import scaled
 from support.secured_broker import delete_user, set_password
 from support.sqs import poll_at_full_speed, sqs_client
@@ -226,7 +227,7 @@ def warnings_of(broker: TestBroker) -> list[str]:
             running.service, running.server, running.clients, running.listener_address, lambda: True
         )
     )
-    return [each.reason for each in running.service.health.report().warnings]
+    return [each.reason for each in running.service.health.report(caller=PEER).warnings]
 
 
 def test_a_broker_without_the_secrets_key_neither_creates_keys_nor_checks_them(tmp_path: Path) -> None:
