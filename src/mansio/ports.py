@@ -207,7 +207,9 @@ class ForwardedClient(NamedTuple):
     listener: str = ""
     """Name of the listener to which the client is connected, "" for a protocol without named listeners."""
     credential_revision: int = 0
-    """Revision of the credential with which it has authenticated; 0: it has not."""
+    """Revision of the credential with which it has authenticated; 0: it has not, or with a token or an API key."""
+    groups: tuple[str, ...] = ()
+    """Groups of the user."""
 
 
 NO_CLIENT: Final = ForwardedClient()

@@ -33,6 +33,7 @@ def encode_forwarded(
         "listener": client.listener,
         "credential_revision": client.credential_revision,
         "request": request,
+        "groups": client.groups,
     }
     return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, FORWARDER_CLIENT_ID, fields)
 

@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.services.token_checks import TokenChecker
     from mansio.config.broker_config import BrokerConfigSources
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
@@ -129,9 +130,10 @@ class BrokerRuntime:
         cluster_member: ClusterMember | None = None,
         before_newer_format: Callable[[], object] = lambda: None,
         limits: FileLimits = NO_LIMITS,
+        tokens: TokenChecker | None = None,
     ) -> None:
         """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
-        `before_newer_format`: see `Log`."""
+        `before_newer_format`: see `Log`. `tokens`: None if tokens are not accepted."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -256,7 +258,7 @@ class BrokerRuntime:
         self.partitions.feature(RetentionHoldFeature).holds.set_loaded_check(
             lambda: cluster_member is not None or self.groups.runtime.is_loaded
         )
-        self.service = self._build_services(group_configs)
+        self.service = self._build_services(group_configs, tokens)
         self.broker_configs.on_change(self._use_settings)
 
     def _use_settings(self, config_sources: BrokerConfigSources, settings: Settings) -> None:
@@ -405,7 +407,9 @@ class BrokerRuntime:
         state.on_group_config_change(self.dead_letters.handle_settings_change)
         state.on_change(self.dead_letters.handle_topic_change)
 
-    def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
+    def _build_services(
+        self, group_configs: GroupConfigManager, tokens: TokenChecker | None
+    ) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
         authorizer = None
         if settings.authorizer == "acl":
@@ -534,9 +538,11 @@ class BrokerRuntime:
             ),
             users=users,
             passwords=passwords,
+            tokens=tokens,
             log_ins=LogInService(
                 users,
                 passwords,
+                tokens,
                 host_ports.clock,
                 host_ports.scheduler,
                 lambda: cluster is None or cluster.is_session_valid(),

@@ -38,7 +38,7 @@ from mansio.state.authentication.certificate_names import (
     user_of_certificate,
 )
 from mansio.state.authentication.credentials import ScramMechanism
-from mansio.state.authentication.outcomes import Challenge
+from mansio.state.authentication.outcomes import Challenge, Refused
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
     BROKER_HANDSHAKE,
@@ -397,6 +397,7 @@ def feed_sasl(data: bytes) -> None:
         outcome = session.authenticate(data[start:position], 0)
         if isinstance(outcome, PasswordCheck):
             outcome = session.complete(outcome.run(0), 0)
+        assert not isinstance(outcome, Refused)
         is_closed = outcome.closing is not Closing.NEVER
     assert session.user is None or session.user.name == "alice"
     assert (session.gate(ApiKey.METADATA, 12, 0) is Gate.SERVE) == session.is_authenticated

@@ -23,7 +23,8 @@ class ClientSession:
     `listener` is the name of the listener, "" for a protocol without named listeners. `expires_ms` is the end of the
     session in Unix time, None if it has none. `credential_revision` is the revision of the credential with which the
     client has authenticated, 0 without authentication. `is_broker`: a broker of the cluster asks for itself, and may do
-    everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`.
+    everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`. `api_key`: id of the API key
+    with which the client has authenticated, "" for none.
     """
 
     user: str = ANONYMOUS_USER
@@ -32,6 +33,7 @@ class ClientSession:
     credential_revision: int = 0
     is_broker: bool = False
     groups: tuple[str, ...] = ()
+    api_key: str = ""
 
     @property
     def principal(self) -> str:
@@ -64,7 +66,9 @@ class Caller:
         """The client as requests to other brokers name it."""
         session = self.session
         user = "" if session.user == ANONYMOUS_USER else session.user
-        return ForwardedClient(self.address, user, session.listener, session.credential_revision)
+        return ForwardedClient(
+            self.address, user, session.listener, session.credential_revision, session.groups
+        )
 
     def timeout_ms(self, timeout_ms: float, now: float) -> float:
         """Return `timeout_ms`, or the time until the deadline if it is shorter; never negative. `now`: monotonic
@@ -87,5 +91,8 @@ ANONYMOUS: Final = Caller()
 def session_of(client: ForwardedClient) -> ClientSession:
     """Return the session of a client for which another broker forwards a request. That broker ends it."""
     return ClientSession(
-        client.user or ANONYMOUS_USER, client.listener, credential_revision=client.credential_revision
+        client.user or ANONYMOUS_USER,
+        client.listener,
+        credential_revision=client.credential_revision,
+        groups=client.groups,
     )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
+    from mansio.broker.services.token_checks import TokenChecker
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
     from mansio.broker.services.users import UserService
@@ -69,6 +70,8 @@ class BrokerServices:
     acls: AclService
     users: UserService
     passwords: PasswordChecker
+    tokens: TokenChecker | None
+    """None if tokens are not accepted."""
     log_ins: LogInService
     configs: ConfigService
     group_coordinator: GroupCoordinator

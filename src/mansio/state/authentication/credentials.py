@@ -26,6 +26,8 @@ from mansio.errors import UnacceptableCredential
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mansio.state.authentication.api_keys import ApiKey
+
 ITERATIONS_MIN: Final = 4_096
 ITERATIONS_MAX: Final = 16_384
 """As in Kafka. PLAIN computes them for each password that it checks."""
@@ -208,21 +210,23 @@ class CredentialDirectory:
     those that this project makes. KIP-554 leaves both to the client.
     """
 
-    __slots__ = ("_find", "_iterations", "_secret")
+    __slots__ = ("_find", "_find_api_key", "_iterations", "_secret")
 
     def __init__(
         self,
         find: Callable[[str, ScramMechanism], ScramCredential | None],
         secret: bytes,
         iterations: int = ITERATIONS_MIN,
+        find_api_key: Callable[[str], ApiKey | None] = lambda _: None,
     ) -> None:
-        """Take the look-up of a user's credential for a mechanism, the server secret, and the iterations of
-        substitutes. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN` bytes."""
+        """Take the look-up of a user's credential for a mechanism, the server secret, the iterations of substitutes, and
+        the look-up of an API key by its id. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN` bytes."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"a server secret has at least {SECRET_BYTES_MIN} bytes")
         self._find = find
         self._secret = secret
         self._iterations = iterations
+        self._find_api_key = find_api_key
 
     def __repr__(self) -> str:
         return "CredentialDirectory(hidden)"
@@ -240,6 +244,10 @@ class CredentialDirectory:
         )
         found = self._find(user, mechanism)
         return FoundCredential(substitute if found is None else found, found is not None)
+
+    def find_api_key(self, key_id: str) -> ApiKey | None:
+        """Return the API key with this id; None if there is none."""
+        return self._find_api_key(key_id)
 
     def find_any(self, user: str) -> FoundCredential:
         """Return the credential with which a password is checked: that for SCRAM-SHA-256 if the user has one, else that

@@ -640,7 +640,7 @@ class AuthenticateBrokerResponse(_Flexible):
 class ForwardRequestRequest(_Flexible):
     """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
     own, which clients may not send; `client_address`: of the client for which it is made, "" for none; `user`,
-    `listener`, `credential_revision`: see `ports.ForwardedClient`. `request`: the request without its length, whose
+    `listener`, `credential_revision`, `groups`: see `ports.ForwardedClient`. `request`: the request without its length, whose
     header has the client id."""
 
     node_id: int = field(metadata=_INT32)
@@ -651,6 +651,7 @@ class ForwardRequestRequest(_Flexible):
     listener: str = field(metadata=_TEXT)
     credential_revision: int = field(metadata=_INT64)
     request: bytes = field(metadata=_BYTES)
+    groups: tuple[str, ...] = field(metadata={**_TEXT, "tag": 0}, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
