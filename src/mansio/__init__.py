@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
-    from mansio.client.admin.users import User, UserAdmin
+    from mansio.client.admin.users import NewApiKey, User, UserAdmin, UserApiKey
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
@@ -131,6 +131,7 @@ __all__ = [
     "ListedOffset",
     "MansioError",
     "Message",
+    "NewApiKey",
     "Node",
     "OutgoingRecord",
     "PartitionLag",
@@ -169,6 +170,7 @@ __all__ = [
     "UnreadableCallback",
     "User",
     "UserAdmin",
+    "UserApiKey",
     "__version__",
     "blocking",
     "connect",
@@ -262,6 +264,8 @@ _LAZY = {
     "UnreadableCallback": "mansio.client.consumer.consumer",
     "User": _USERS,
     "UserAdmin": _USERS,
+    "UserApiKey": _USERS,
+    "NewApiKey": _USERS,
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

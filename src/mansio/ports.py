@@ -210,6 +210,8 @@ class ForwardedClient(NamedTuple):
     """Revision of the credential with which it has authenticated; 0: it has not, or with a token or an API key."""
     groups: tuple[str, ...] = ()
     """Groups of the user."""
+    api_key: str = ""
+    """Id of the API key with which it has authenticated, "" for none."""
 
 
 NO_CLIENT: Final = ForwardedClient()

@@ -73,6 +73,9 @@ class UserAdmin(BlockingProxy[asyncio_users.UserAdmin]):
     create = blocking(asyncio_users.UserAdmin.create)
     delete = blocking(asyncio_users.UserAdmin.delete)
     set_password = blocking(asyncio_users.UserAdmin.set_password)
+    create_api_key = blocking(asyncio_users.UserAdmin.create_api_key)
+    list_api_keys = blocking(asyncio_users.UserAdmin.list_api_keys)
+    delete_api_key = blocking(asyncio_users.UserAdmin.delete_api_key)
 
 
 class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):

@@ -50,6 +50,7 @@ from mansio.metadata.model import (
     decode_session,
     decode_topic,
 )
+from mansio.metadata.api_keys import NO_API_KEYS, decode_api_keys, user_of_api_keys
 from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_server_secret, user_of_key
 from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 
     from mansio.metadata.metadata_store import Listing, MetadataStore
     from mansio.ports import Promise, Random, Scheduler, Timer
+    from mansio.metadata.api_keys import StoredApiKeys
+    from mansio.state.authentication.api_keys import StoredApiKey
     from mansio.state.authentication.credentials import ScramCredential
     from mansio.state.authorization.acls import Acl
 
@@ -103,6 +106,9 @@ class MetadataImage:
     """Created by the first broker of a cluster; a single node has none."""
     users: dict[str, dict[str, ScramCredential]] = field(default_factory=dict, repr=False)
     """Credentials by user and name of the mechanism; a user without credentials does not exist."""
+    api_keys: dict[str, StoredApiKeys] = field(default_factory=dict, repr=False)
+    """API keys by user."""
+    _api_keys_by_id: dict[str, StoredApiKey] = field(default_factory=dict, repr=False)
     acls: dict[str, Acl] = field(default_factory=dict)
     """Access control lists by key."""
     server_secret: bytes | None = field(default=None, repr=False)
@@ -184,8 +190,18 @@ class MetadataImage:
         """Call `callback` on the event loop after `broker_configs` has changed."""
         self._broker_config_callbacks.append(callback)
 
+    def api_keys_of(self, user: str) -> StoredApiKeys:
+        """Return the API keys of a user."""
+        return self.api_keys.get(user, NO_API_KEYS)
+
+    def find_api_key(self, key_id: str) -> StoredApiKey | None:
+        """Return the API key with this id, if there is one and its user exists."""
+        found = self._api_keys_by_id.get(key_id)
+        return found if found is not None and found.user in self.users else None
+
     def on_user_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the event loop with the name of each user whose credentials have changed."""
+        """Call `callback` on the event loop with the name of each user whose credentials or API keys have
+        changed."""
         self._user_callbacks.append(callback)
 
     def on_acl_change(self, callback: Callable[[Acl, bool], None]) -> None:
@@ -334,8 +350,10 @@ class MetadataImage:
         credentials = [
             self.keys.credential(user, mechanism) for user, known in self.users.items() for mechanism in known
         ]
+        api_keys = map(self.keys.user_api_keys, self.api_keys)
         return [
             *topics,
+            *api_keys,
             *partitions,
             *sessions,
             *registrations,
@@ -392,6 +410,8 @@ class MetadataImage:
                 self.group_configs[group_id] = ConfigOverrides(document["configs"], event.mod_revision)
         elif event.key.startswith(keys.users):
             self._apply_credential_event(event, document)
+        elif event.key.startswith(keys.api_keys):
+            self._apply_api_keys_event(event, document)
         elif event.key.startswith(keys.acls):
             self._apply_acl_event(event, document)
         elif event.key == keys.server_secret:
@@ -427,6 +447,15 @@ class MetadataImage:
             known.pop(mechanism, None)
         if not known:
             del self.users[user]
+
+    def _apply_api_keys_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        user = user_of_api_keys(self.keys, event.key)
+        self._users_changed[user] = None
+        for key_id in self.api_keys.pop(user, NO_API_KEYS).keys:
+            self._api_keys_by_id.pop(key_id, None)
+        if document is not None:
+            self.api_keys[user] = decode_api_keys(event.key, user, document, event.mod_revision)
+            self._api_keys_by_id.update(self.api_keys[user].keys)
 
     def _apply_acl_event(self, event: Event, document: dict[str, Any] | None) -> None:
         before = self.acls.pop(event.key, None)

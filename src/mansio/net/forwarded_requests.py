@@ -34,6 +34,7 @@ def encode_forwarded(
         "credential_revision": client.credential_revision,
         "request": request,
         "groups": client.groups,
+        "api_key": client.api_key,
     }
     return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, FORWARDER_CLIENT_ID, fields)
 

@@ -47,6 +47,7 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
 from mansio.broker.services.acls import AclService, follow_acls
+from mansio.broker.services.api_keys import ApiKeyService
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
@@ -537,6 +538,14 @@ class BrokerRuntime:
                 random=host_ports.random,
             ),
             users=users,
+            api_keys=ApiKeyService(
+                store=self.store,
+                state=self.state,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                authorization=authorization,
+            ),
             passwords=passwords,
             tokens=tokens,
             log_ins=LogInService(

@@ -101,6 +101,9 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
     FORWARD_REQUEST = 20115
     SET_PASSWORD = 20116
+    CREATE_API_KEY = 20120
+    DESCRIBE_API_KEYS = 20121
+    DELETE_API_KEY = 20122
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -601,6 +604,28 @@ _ROWS: Final = (
         note="Mansio's own. Changes the password of a user; the previous one stays valid for a given time. Refused "
         "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine.",
     ),
+    Api(
+        ApiKey.CREATE_API_KEY,
+        0,
+        0,
+        "api_keys.create_api_key",
+        note="Mansio's own. Creates an API key of a user, and returns it. Refused (POLICY_VIOLATION) unless the "
+        "connection is encrypted or from the broker's machine.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_API_KEYS,
+        0,
+        0,
+        "api_keys.describe_api_keys",
+        note="Mansio's own. API keys of one user or of all, without the keys themselves.",
+    ),
+    Api(
+        ApiKey.DELETE_API_KEY,
+        0,
+        0,
+        "api_keys.delete_api_key",
+        note="Mansio's own. Deletes an API key; its sessions end.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -700,6 +725,9 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_HEALTH: 0,
     ApiKey.FORWARD_REQUEST: 0,
     ApiKey.SET_PASSWORD: 0,
+    ApiKey.CREATE_API_KEY: 0,
+    ApiKey.DESCRIBE_API_KEYS: 0,
+    ApiKey.DELETE_API_KEY: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

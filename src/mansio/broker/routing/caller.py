@@ -67,7 +67,7 @@ class Caller:
         session = self.session
         user = "" if session.user == ANONYMOUS_USER else session.user
         return ForwardedClient(
-            self.address, user, session.listener, session.credential_revision, session.groups
+            self.address, user, session.listener, session.credential_revision, session.groups, session.api_key
         )
 
     def timeout_ms(self, timeout_ms: float, now: float) -> float:
@@ -95,4 +95,5 @@ def session_of(client: ForwardedClient) -> ClientSession:
         client.listener,
         credential_revision=client.credential_revision,
         groups=client.groups,
+        api_key=client.api_key,
     )

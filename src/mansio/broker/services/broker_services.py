@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.acls import AclService
+    from mansio.broker.services.api_keys import ApiKeyService
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
@@ -69,6 +70,7 @@ class BrokerServices:
     quotas: QuotaService
     acls: AclService
     users: UserService
+    api_keys: ApiKeyService
     passwords: PasswordChecker
     tokens: TokenChecker | None
     """None if tokens are not accepted."""

@@ -8,6 +8,7 @@ before a listener authenticates its first client.
 
 Invariants:
 * A user is changed by one transaction, all mechanisms or none, and only if no one else has changed it meanwhile.
+* The API keys of a user (`api_keys`) are deleted with its last credential, in the same transaction.
 * No error and no log line contains a password, a salted password or a key.
 
 Model: ScramControlManager of Kafka.
@@ -144,7 +145,9 @@ class UserService:
             await self._state.wait_for_revision(revision, self._scheduler)
         secret = self._state.server_secret
         assert secret is not None, "the image has the revision in which it was stored"
-        self._directory = CredentialDirectory(self._find, secret)
+        self._directory = CredentialDirectory(
+            self._find, secret, find_api_key=self._state.find_api_key
+        )
 
     @property
     def directory(self) -> CredentialDirectory:
@@ -332,6 +335,10 @@ class UserService:
                 operations.append(Delete(key))
             else:
                 operations.append(Put(key, metadata_store.encode(credential_document(credential), writer)))
+        if len(known) == sum(credential is None for credential in changes.values()) > 0:  # the user's end
+            api_keys = self._state.keys.user_api_keys(name)
+            guard.append(Compare(api_keys, mod_revision=self._state.api_keys_of(name).revision))
+            operations.append(Delete(api_keys))
         if any(isinstance(operation, Put) for operation in operations):
             done = await metadata_store.transact_resolving_ambiguity(self._store, guard, operations, writer)
         else:

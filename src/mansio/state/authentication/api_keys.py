@@ -34,7 +34,7 @@ _KEY: Final = re.compile(r"mansio_([0-9a-f]{16})_[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class ApiKey:
+class StoredApiKey:
     """An API key of a user. `expires_ms`: Unix time at which it ends, None if it does not."""
 
     key_id: str
@@ -72,7 +72,7 @@ class ApiKeyCheck:
 
     __slots__ = ("_find", "_key_id", "_text", "_user")
 
-    def __init__(self, text: str, find: Callable[[str], ApiKey | None], user: str | None = None) -> None:
+    def __init__(self, text: str, find: Callable[[str], StoredApiKey | None], user: str | None = None) -> None:
         """`text` is a key, as `id_of_key` says. `find` looks a key up by its id. `user`: what the client states as user, None for nothing."""
         key_id = id_of_key(text)
         assert key_id is not None, "the caller has asked id_of_key"

@@ -26,7 +26,7 @@ from mansio.errors import UnacceptableCredential
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.state.authentication.api_keys import ApiKey
+    from mansio.state.authentication.api_keys import StoredApiKey
 
 ITERATIONS_MIN: Final = 4_096
 ITERATIONS_MAX: Final = 16_384
@@ -217,7 +217,7 @@ class CredentialDirectory:
         find: Callable[[str, ScramMechanism], ScramCredential | None],
         secret: bytes,
         iterations: int = ITERATIONS_MIN,
-        find_api_key: Callable[[str], ApiKey | None] = lambda _: None,
+        find_api_key: Callable[[str], StoredApiKey | None] = lambda _: None,
     ) -> None:
         """Take the look-up of a user's credential for a mechanism, the server secret, the iterations of substitutes, and
         the look-up of an API key by its id. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN` bytes."""
@@ -245,7 +245,7 @@ class CredentialDirectory:
         found = self._find(user, mechanism)
         return FoundCredential(substitute if found is None else found, found is not None)
 
-    def find_api_key(self, key_id: str) -> ApiKey | None:
+    def find_api_key(self, key_id: str) -> StoredApiKey | None:
         """Return the API key with this id; None if there is none."""
         return self._find_api_key(key_id)
 

@@ -54,6 +54,7 @@ def forward(
         request.listener,
         request.credential_revision,
         tuple(request.groups),
+        request.api_key,
     )
     direct = DirectRequest(
         client.address,
