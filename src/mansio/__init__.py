@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
+    from mansio.net.token_credentials import TokenProvider
     from mansio.node.embedded import EmbeddedBroker as Broker
     from mansio.ports import Backoff
 
@@ -160,6 +161,7 @@ __all__ = [
     "ShareMember",
     "ShareOffset",
     "StartAt",
+    "TokenProvider",
     "TopicDescription",
     "TopicPartition",
     "Transaction",
@@ -262,6 +264,7 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
+    "TokenProvider": "mansio.net.token_credentials",
     "User": _USERS,
     "UserAdmin": _USERS,
     "UserApiKey": _USERS,

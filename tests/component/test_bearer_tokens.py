@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,6 @@ from mansio.config.security import OAUTHBEARER, PLAIN
 from mansio.errors import SaslAuthenticationFailed
 from mansio.net.signing_keys import REQUESTED_INTERVAL_MS
 from mansio.state.authentication.oauth_bearer import FAILURE_ANSWER, INVALID_TOKEN, bearer_message
-from mansio.testing.broker import TestBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from support.certificates import Authority
@@ -31,10 +29,12 @@ from support.tokens import Issuer, KeyServer, claims, token_settings
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
     from pathlib import Path
 
     from mansio.broker.services.api_keys import NewApiKey
+    from mansio.testing.broker import TestBroker
     from mansio.wire.codec.messages import Struct
 
 ONE: Final = Issuer()

@@ -44,7 +44,9 @@ class Issuer:
     def jwk(self, key_id: str = KEY_ID) -> dict[str, Any]:
         """Return one public key."""
         key = self.keys[key_id]
-        kind: Any = {"rsa": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}[key_id.split("-", maxsplit=1)[0]]
+        kind: Any = {"rsa": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}[
+            key_id.split("-", maxsplit=1)[0]
+        ]
         return {**json.loads(kind.to_jwk(key.public_key())), "kid": key_id, "use": "sig"}
 
     def jwks(self, *key_ids: str) -> bytes:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PLAIN: Final = "PLAIN"
 SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
-"""Names of the mechanisms with passwords, the preferred ones first. They are offered unless a setting says otherwise."""
+"""Names of the mechanisms with passwords, the preferred ones first. They are offered unless a setting says
+otherwise."""
 OAUTHBEARER: Final = "OAUTHBEARER"
 ALL_MECHANISMS: Final = (*SASL_MECHANISMS, OAUTHBEARER)
 """Names of the mechanisms that are implemented."""
@@ -89,8 +90,8 @@ def is_on_loopback(listener: Listener) -> bool:
 
 
 def check_mechanisms(listener: Listener, enabled: tuple[str, ...]) -> None:
-    """Raise `ConfigError` if clients of other machines could log in to a listener only with PLAIN and OAUTHBEARER, which
-    send passwords and tokens and are not offered to them without TLS."""
+    """Raise `ConfigError` if clients of other machines could log in to a listener only with PLAIN and OAUTHBEARER,
+    which send passwords and tokens and are not offered to them without TLS."""
     protocol = listener.security_protocol
     if protocol.is_encrypted or not protocol.is_authenticated or is_on_loopback(listener):
         return

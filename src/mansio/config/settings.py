@@ -209,8 +209,8 @@ class Settings:
     )
     sasl_oauthbearer_jwks_endpoint_url: str = _setting(
         "",
-        "Keys of the issuer of tokens (JWKS): an https URL (http on loopback), or a file. OAUTHBEARER needs it, and the "
-        "extra secure.",
+        "Keys of the issuer of tokens (JWKS): an https URL (http on loopback), or a file. OAUTHBEARER needs it, and "
+        "the extra secure.",
         is_kafka_setting=True,
     )
     sasl_oauthbearer_expected_issuer: str = _setting(

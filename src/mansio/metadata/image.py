@@ -23,6 +23,7 @@ from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import decode_acl
+from mansio.metadata.api_keys import NO_API_KEYS, decode_api_keys, user_of_api_keys
 from mansio.metadata.metadata_store import (
     Compare,
     Delete,
@@ -50,7 +51,6 @@ from mansio.metadata.model import (
     decode_session,
     decode_topic,
 )
-from mansio.metadata.api_keys import NO_API_KEYS, decode_api_keys, user_of_api_keys
 from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_server_secret, user_of_key
 from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
+    from mansio.metadata.api_keys import StoredApiKeys
     from mansio.metadata.metadata_store import Listing, MetadataStore
     from mansio.ports import Promise, Random, Scheduler, Timer
-    from mansio.metadata.api_keys import StoredApiKeys
     from mansio.state.authentication.api_keys import StoredApiKey
     from mansio.state.authentication.credentials import ScramCredential
     from mansio.state.authorization.acls import Acl

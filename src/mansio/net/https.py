@@ -45,7 +45,7 @@ class _Response:
         self.is_complete = False
         self.is_too_large = False
 
-    def on_header(self, name: bytes, value: bytes) -> None:
+    def on_header(self, name: bytes, _value: bytes) -> None:
         self.is_framed = self.is_framed or name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
@@ -73,8 +73,8 @@ async def request(
 ) -> HttpResponse:
     """Send a request to a URL of https or http, and return the response.
 
-    `bytes_max`: of the body of the response; `context`: with which the server's certificate is verified, by default with
-    the authorities of the system. Raises `ConnectionLost`, `RequestTimedOut`."""
+    `bytes_max`: of the body of the response; `context`: with which the server's certificate is verified, by default
+    with the authorities of the system. Raises `ConnectionLost`, `RequestTimedOut`."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_encrypted = parts.scheme == "https"

@@ -1,7 +1,8 @@
 """API key service: creates, lists and deletes the API keys of users, in the metadata store.
 
-A key belongs to a user with a password, and is deleted with it. A change is durable, and known to this broker, before the
-request is answered; other brokers learn it from their watch of the metadata store, and end the sessions of deleted keys.
+A key belongs to a user with a password, and is deleted with it. A change is durable, and known to this broker, before
+the request is answered; other brokers learn it from their watch of the metadata store, and end the sessions of deleted
+keys.
 
 Who may ALTER the cluster may create and delete all keys. A user may create and delete its own ones, but not if it has
 authenticated with one: whoever finds a key cannot make another one of it.
@@ -77,8 +78,8 @@ class ApiKeyService:
         self._authorization = authorization
 
     def list(self, user: str | None = None, *, caller: Caller) -> Sequence[StoredApiKey]:
-        """Return the keys of a user, or of all users, the oldest ones of each first. Raises `ClusterAuthorizationFailed`
-        unless the caller may DESCRIBE the cluster, or asks for its own ones."""
+        """Return the keys of a user, or of all users, the oldest ones of each first. Raises
+        `ClusterAuthorizationFailed` unless the caller may DESCRIBE the cluster, or asks for its own ones."""
         self._check(caller, Operation.DESCRIBE, user)
         users = sorted(self._state.api_keys) if user is None else [user]
         return [
@@ -93,16 +94,14 @@ class ApiKeyService:
         """Create a key for a user. `valid_ms`: time after which it ends, None: it does not. `is_confidential`: whether
         nobody else can read the connection.
 
-        Raises `ClusterAuthorizationFailed`, `ResourceNotFound` without such a user, `PolicyViolation` for too many keys,
-        `InvalidRequest`, `ConcurrentChange`, `StorageError`.
+        Raises `ClusterAuthorizationFailed`, `ResourceNotFound` without such a user, `PolicyViolation` for too many
+        keys, `InvalidRequest`, `ConcurrentChange`, `StorageError`.
         """
         self._check(caller, Operation.ALTER, user)
         if not is_confidential:
             raise PolicyViolation("a key is sent on an encrypted connection, or on the broker's machine")
         if len(description) > DESCRIPTION_CHARACTERS_MAX or not (description.isprintable()):
-            raise InvalidRequest(
-                f"a description has up to {DESCRIPTION_CHARACTERS_MAX} printable characters"
-            )
+            raise InvalidRequest(f"a description has up to {DESCRIPTION_CHARACTERS_MAX} printable characters")
         if valid_ms is not None and not 1 <= valid_ms <= VALID_MS_MAX:
             raise InvalidRequest(f"a key is valid for 1 to {VALID_MS_MAX} ms")
         text = format_key(self._random.bytes(RANDOM_BYTES))

@@ -1,5 +1,5 @@
-"""Log-ins of clients that send their credential with each request of HTTP, or in the metadata of each call of gRPC: user
-and password (Basic), a token of an identity provider, or an API key (Bearer).
+"""Log-ins of clients that send their credential with each request of HTTP, or in the metadata of each call of gRPC:
+user and password (Basic), a token of an identity provider, or an API key (Bearer).
 
 A request gets a `ClientSession`, which ends when the user's credential changes. `watch` reports that to a request that
 waits, and to a stream, so that no request outlives the password with which it began.
@@ -54,12 +54,13 @@ LOG_IN_FAILURES: Final = (
     NO_KEYS,
 )
 """Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker is
-cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token, because there are no keys."""
+cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token,
+because there are no keys."""
 
 CUT_OFF: Final = "this broker is cut off from the cluster"
 
 WRONG: Final = "the user or the password is wrong"
-WRONG_TOKEN: Final = "the token is not valid"
+NOT_VALID: Final = "the token is not valid"
 MISSING: Final = "this listener asks for a user and a password, or for a token"
 
 
@@ -90,8 +91,8 @@ class LogInService:
         is_available: Callable[[], bool],
         stale_max_ms: float,
     ) -> None:
-        """`tokens`: None if tokens are not accepted. `is_available`: whether this broker knows the present users, as one without a session in its cluster may
-        not. `stale_max_ms`: time without that after which sessions end."""
+        """`tokens`: None if tokens are not accepted. `is_available`: whether this broker knows the present users, as
+        one without a session in its cluster may not. `stale_max_ms`: time without that after which sessions end."""
         self._users = users
         self._passwords = passwords
         self._tokens = tokens
@@ -120,7 +121,7 @@ class LogInService:
         if not self._is_available():
             self._count("unavailable", address, "this broker has no valid session in the cluster")
             raise Unavailable("this broker cannot check credentials now")
-        wrong = WRONG_TOKEN if is_bearer(authorization) else WRONG
+        wrong = NOT_VALID if is_bearer(authorization) else WRONG
         outcome = await self._outcome(authorization, address)
         if isinstance(outcome, Refused):
             self._count(outcome.reason, address, "the credential was not checked")

@@ -1,7 +1,7 @@
 """Checks of bearer tokens that clients send (OAUTHBEARER, HTTP, gRPC), with the keys of their issuer.
 
-A signature takes 60 to 150 us, so it is verified on the event loop. Clients of HTTP and gRPC send the same token with each
-request: accepted ones are remembered by their SHA-256 until they expire, or the issuer has other keys.
+A signature takes 60 to 150 us, so it is verified on the event loop. Clients of HTTP and gRPC send the same token with
+each request: accepted ones are remembered by their SHA-256 until they expire, or the issuer has other keys.
 
 A token with an unknown key is rejected, and makes the keys be read again, because the issuer may have replaced them.
 """

@@ -145,9 +145,7 @@ class UserService:
             await self._state.wait_for_revision(revision, self._scheduler)
         secret = self._state.server_secret
         assert secret is not None, "the image has the revision in which it was stored"
-        self._directory = CredentialDirectory(
-            self._find, secret, find_api_key=self._state.find_api_key
-        )
+        self._directory = CredentialDirectory(self._find, secret, find_api_key=self._state.find_api_key)
 
     @property
     def directory(self) -> CredentialDirectory:

@@ -167,9 +167,7 @@ def create_api_key(
     async def work() -> str:
         async with connect(bootstrap_servers) as client:
             valid = None if valid_s is None else timedelta(seconds=valid_s)
-            created = await client.admin.users.create_api_key(
-                user, description=description, valid_for=valid
-            )
+            created = await client.admin.users.create_api_key(user, description=description, valid_for=valid)
             return created.key
 
     typer.echo(run(work()))

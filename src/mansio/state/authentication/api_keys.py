@@ -3,8 +3,8 @@
     mansio_0123456789abcdef_<64 hexadecimal digits>
            `-- id ---------' `-- secret -----------'
 
-The form lets scanners of repositories find keys. The id is no secret. The store has SHA-256 of the key: nobody can guess
-256 random bits, so no slow hash is needed, and a check takes some microseconds.
+The form lets scanners of repositories find keys. The id is no secret. The store has SHA-256 of the key: nobody can
+guess 256 random bits, so no slow hash is needed, and a check takes some microseconds.
 
 Clients send a key as a bearer token, or as the password of PLAIN and of HTTP Basic, with the name of the user or the id
 of the key in the place of the user.
@@ -72,8 +72,11 @@ class ApiKeyCheck:
 
     __slots__ = ("_find", "_key_id", "_text", "_user")
 
-    def __init__(self, text: str, find: Callable[[str], StoredApiKey | None], user: str | None = None) -> None:
-        """`text` is a key, as `id_of_key` says. `find` looks a key up by its id. `user`: what the client states as user, None for nothing."""
+    def __init__(
+        self, text: str, find: Callable[[str], StoredApiKey | None], user: str | None = None
+    ) -> None:
+        """`text` is a key, as `id_of_key` says. `find` looks a key up by its id. `user`: what the client states as
+        user, None for nothing."""
         key_id = id_of_key(text)
         assert key_id is not None, "the caller has asked id_of_key"
         self._key_id = key_id

@@ -20,8 +20,8 @@ class Accepted(NamedTuple):
     revision: int = 0
     """Revision of the credential that had the keys that were used."""
     valid_until_ms: int | None = None
-    """Unix time at which the credential that was used becomes invalid: the end of a previous password, of a token, or of
-    an API key."""
+    """Unix time at which the credential that was used becomes invalid: the end of a previous password, of a token, or
+    of an API key."""
     groups: tuple[str, ...] = ()
     """Groups of the user, as a token names them."""
     api_key: str = ""

@@ -297,8 +297,8 @@ class SaslSession:
         )
 
     def authenticate(self, token: bytes, now_ms: int) -> Decision | PasswordCheck | Refused:
-        """Process a SaslAuthenticate that `gate` has admitted. Returns a check that has to run on a thread for a password
-        of PLAIN; until `complete`, requests are illegal. `Refused`: the caller closes the connection."""
+        """Process a SaslAuthenticate that `gate` has admitted. Returns a check that has to run on a thread for a
+        password of PLAIN; until `complete`, requests are illegal. `Refused`: the caller closes the connection."""
         assert self._state is _State.TOKENS, "gate admits it"
         if self._exchange is not None:
             outcome = self._exchange.step(token, now_ms)

@@ -14,8 +14,8 @@ RESERVED_NAMES: Final = ("ANONYMOUS", "*")
 def find_name_fault(name: str) -> str:
     """Return why a user cannot have this name; "" if it can.
 
-    Clients that prepare names with SASLprep (RFC 4013) and clients that do not send the same bytes for a permitted name,
-    and it looks the same as no other one in logs and ACLs.
+    Clients that prepare names with SASLprep (RFC 4013) and clients that do not send the same bytes for a permitted
+    name, and it looks the same as no other one in logs and ACLs.
     """
     if not 1 <= len(name.encode("utf-8", "replace")) <= USER_BYTES_MAX:
         return f"the name of a user has 1 to {USER_BYTES_MAX} bytes"

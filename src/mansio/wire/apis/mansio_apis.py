@@ -17,8 +17,8 @@ the broker that answers, and is advertised.
 `SetPassword` changes the password of a user and keeps the previous one valid for some time, which KIP-554 cannot: both
 need the same salt, which clients do not know. Any broker processes it; it is advertised.
 
-`CreateApiKey`, `DescribeApiKeys` and `DeleteApiKey` administer the API keys of users. Any broker processes them; they are
-advertised.
+`CreateApiKey`, `DescribeApiKeys` and `DeleteApiKey` administer the API keys of users. Any broker processes them; they
+are advertised.
 
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
@@ -645,8 +645,8 @@ class AuthenticateBrokerResponse(_Flexible):
 class ForwardRequestRequest(_Flexible):
     """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
     own, which clients may not send; `client_address`: of the client for which it is made, "" for none; `user`,
-    `listener`, `credential_revision`, `groups`, `api_key`: see `ports.ForwardedClient`. `request`: the request without its length, whose
-    header has the client id."""
+    `listener`, `credential_revision`, `groups`, `api_key`: see `ports.ForwardedClient`. `request`: the request without
+    its length, whose header has the client id."""
 
     node_id: int = field(metadata=_INT32)
     broker_epoch: int = field(metadata=_INT64)

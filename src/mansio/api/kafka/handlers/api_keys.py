@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from mansio.wire.codec.messages import Struct
 
 
-async def create_api_key(
-    service: BrokerServices, request: Struct, context: RequestContext
-) -> dict[str, Any]:
+async def create_api_key(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Create a key of a user."""
     created = await service.api_keys.create(
         request.user,
@@ -35,12 +33,12 @@ async def describe_api_keys(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return the keys of the user, or of all users without one."""
-    return {"api_keys": [_described(each) for each in service.api_keys.list(request.user, caller=context.caller)]}
+    return {
+        "api_keys": [_described(each) for each in service.api_keys.list(request.user, caller=context.caller)]
+    }
 
 
-async def delete_api_key(
-    service: BrokerServices, request: Struct, context: RequestContext
-) -> dict[str, Any]:
+async def delete_api_key(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Delete a key."""
     await service.api_keys.delete(request.key_id, caller=context.caller)
     return {}
