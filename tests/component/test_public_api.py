@@ -22,7 +22,7 @@ from support.client_fixtures import QUICK_GROUPS, QUICK_MEMBER, run
 from support.machine import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 CLIENT_MODULES = ("mansio", "mansio.blocking", "mansio.errors")
 HOUR = timedelta(hours=1)
@@ -288,6 +288,12 @@ class Program:
         await done(admin.users.set_password("carol", "changed", previous_valid=HOUR))
         users: list[mansio.User] = await done(admin.users.list())
         assert users == [mansio.User("carol", {"SCRAM-SHA-256": 4_096})]
+        created: mansio.NewApiKey = await done(admin.users.create_api_key("carol", description="nightly"))
+        keys: Sequence[mansio.UserApiKey] = await done(admin.users.list_api_keys())
+        assert [*keys] == [created.api_key]
+        await done(admin.users.delete_api_key(created.api_key.key_id))
+        provider: mansio.TokenProvider = "token".upper
+        assert provider()
         await done(admin.users.delete("carol"))
         await done(admin.alter_topic_config(self.topic, {"retention.ms": "60000000"}))
         config: dict[str, mansio.ConfigEntry] = await done(admin.describe_config(self.topic))

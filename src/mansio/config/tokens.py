@@ -52,7 +52,7 @@ def parse_key_location(setting: str, text: str) -> KeyLocation:
 
 
 def check_url(setting: str, url: str) -> None:
-    """Raise `ConfigError` unless nobody on the network can change or read what is fetched from a URL: it is https, or
+    """Raise `ConfigError` if others on the network could change or read what is fetched from a URL: it has to be https, or
     http on loopback."""
     try:
         parts = urlsplit(url)

@@ -46,7 +46,7 @@ VALID_MS_MAX: Final = 100 * 365 * 24 * 60 * 60 * 1000
 
 
 class NewApiKey(NamedTuple):
-    """A new key. `text`: the key itself, which nobody can find out later."""
+    """A new key. `text`: the key itself, which is not stored."""
 
     api_key: StoredApiKey
     text: str

@@ -56,7 +56,7 @@ class UserApiKey:
 
 @dataclass(frozen=True, slots=True)
 class NewApiKey:
-    """A new API key. `key`: the key itself, which nobody can find out later."""
+    """A new API key. `key`: the key itself, which is not stored."""
 
     api_key: UserApiKey
     key: str = field(repr=False)

@@ -116,7 +116,7 @@ class _Parts:
 
 
 def parse_keys(document: bytes) -> KeySet:
-    """Return the keys of a JWKS that verify signatures; others are left out, as RFC 7517 says. Raises `InvalidKeys`."""
+    """Return the keys of a JWKS that verify signatures; others are left out (RFC 7517). Raises `InvalidKeys`."""
     if len(document) > DOCUMENT_BYTES_MAX:
         raise InvalidKeys(f"the document has more than {DOCUMENT_BYTES_MAX} bytes")
     parsed = _json_object(document)

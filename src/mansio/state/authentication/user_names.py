@@ -1,4 +1,4 @@
-"""Names that a user may have, whoever chooses them: an administrator, or the issuer of a token."""
+"""Names that a user may have, chosen by an administrator or by the issuer of a token."""
 
 from __future__ import annotations
 

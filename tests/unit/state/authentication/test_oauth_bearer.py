@@ -1,4 +1,4 @@
-"""OAUTHBEARER: one message with one token; a refusal is answered as RFC 7628 says, whatever the client sends then."""
+"""OAUTHBEARER: one message with one token; a refusal is answered as in RFC 7628, for each next message of the client."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """CreateApiKey, DescribeApiKeys and DeleteApiKey: API keys of users, Mansio's own.
 
-Behavior: the answer to CreateApiKey has the key itself, which nobody can find out later; it is given on an encrypted
+Behavior: the answer to CreateApiKey has the key itself, which is not stored; it is given on an encrypted
 connection, or on the broker's machine.
 """
 
