@@ -44,7 +44,9 @@ def test_users_from_create_to_delete(shell: Shell, tmp_path: Path) -> None:
 
 def test_api_keys_are_shown_once(shell: Shell) -> None:
     shell("user", "create", "alice", stdin=b"correct horse\n")
-    key = shell("user", "api-key", "create", "alice", "--description", "nightly", "--valid-for", "90d").strip()
+    key = shell(
+        "user", "api-key", "create", "alice", "--description", "nightly", "--valid-for", "90d"
+    ).strip()
     assert key.startswith("mansio_")
     (listed,) = shell.json("user", "api-key", "list", "alice")
     assert listed["id"] in key

@@ -52,8 +52,8 @@ def parse_key_location(setting: str, text: str) -> KeyLocation:
 
 
 def check_url(setting: str, url: str) -> None:
-    """Raise `ConfigError` if others on the network could change or read what is fetched from a URL: it has to be https, or
-    http on loopback."""
+    """Raise `ConfigError` if others on the network could change or read what is fetched from a URL: it has to be https,
+    or http on loopback."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

@@ -95,10 +95,12 @@ def test_keys_survive_a_restart_and_end_with_their_user() -> None:
 
 def test_a_key_that_is_created_while_its_user_is_deleted_does_not_outlive_it() -> None:
     async def check(admin: Admin, users: UserService, keys: ApiKeyService) -> None:
-        results = await asyncio.gather(
-            create(keys), delete_user(users), create(keys), return_exceptions=True
-        )
-        assert not [each for each in results if isinstance(each, BaseException) and not isinstance(each, ResourceNotFound)]
+        results = await asyncio.gather(create(keys), delete_user(users), create(keys), return_exceptions=True)
+        assert not [
+            each
+            for each in results
+            if isinstance(each, BaseException) and not isinstance(each, ResourceNotFound)
+        ]
         assert keys.list(caller=ANONYMOUS) == []
         await users.create("alice", "another")
         assert keys.list(caller=ANONYMOUS) == []

@@ -1,4 +1,4 @@
-"""Settings of bearer tokens: a broker that accepts tokens knows whose, for whom, and with which keys."""
+"""Settings of bearer tokens: a broker that accepts tokens has an issuer, an audience and keys for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mansio.errors import ConfigError
 from support.tokens import token_settings
 
 NAME: Final = "sasl_oauthbearer_jwks_endpoint_url"
-LISTENER: Final = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "http_listener": ""}
+LISTENER: Final[dict[str, Any]] = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "http_listener": ""}
 
 
 def settings(**changes: Any) -> Settings:
@@ -28,7 +28,7 @@ def test_broker_with_tokens_does_not_start_without_keys_issuer_and_audience(name
         with pytest.raises(ConfigError, match=f"^{name}: OAUTHBEARER"):
             settings(**{name: value})
     with pytest.raises(ConfigError, match="it needs OAUTHBEARER"):
-        Settings(**LISTENER, **{name: "https://issuer.example"})
+        Settings(**{**LISTENER, name: "https://issuer.example"})
 
 
 def test_tokens_are_not_offered_by_default() -> None:

@@ -75,8 +75,8 @@ class ApiKeyCheck:
     def __init__(
         self, text: str, find: Callable[[str], StoredApiKey | None], user: str | None = None
     ) -> None:
-        """`text` has the form of a key (`id_of_key`). `find` looks a key up by its id. `user`: what the client states as
-        user, None for nothing."""
+        """`text` has the form of a key (`id_of_key`). `find` looks a key up by its id. `user`: what the client states
+        as user, None for nothing."""
         key_id = id_of_key(text)
         assert key_id is not None, "the caller has asked id_of_key"
         self._key_id = key_id

@@ -1,4 +1,5 @@
-"""OAUTHBEARER: one message with one token; a refusal is answered as in RFC 7628, for each next message of the client."""
+"""OAUTHBEARER: one message with one token; a refusal is answered as in RFC 7628, for each next message of the
+client."""
 
 from __future__ import annotations
 
