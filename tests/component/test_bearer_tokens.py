@@ -11,11 +11,20 @@ import httpx
 import pytest
 
 from mansio.api.grpc import mansio_pb2 as pb
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS, Caller, ClientSession
 from mansio.config.security import OAUTHBEARER, PLAIN
-from mansio.errors import SaslAuthenticationFailed
+from mansio.errors import ClusterAuthorizationFailed, SaslAuthenticationFailed
 from mansio.net.signing_keys import REQUESTED_INTERVAL_MS
 from mansio.state.authentication.oauth_bearer import FAILURE_ANSWER, INVALID_TOKEN, bearer_message
+from mansio.state.authorization.acls import (
+    CLUSTER_NAME,
+    WILDCARD,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from support.certificates import Authority
@@ -112,6 +121,31 @@ def test_a_token_opens_a_kafka_connection_until_it_expires(kafka: SaslBroker) ->
         sessions = kafka.call(lambda: kafka.broker.server.authentication._sessions["alice"])
         (gate,) = sessions.values()
         assert gate._session.user.groups == ("night shift",)
+
+
+@pytest.mark.full
+def test_the_groups_of_a_token_decide_what_its_user_may_do(tmp_path: Path, keys_file: Path) -> None:
+    settings = token_settings(keys_file, authorizer="acl", super_users="User:admin")
+    with sasl_broker(tmp_path / "data", **settings) as started:
+        allowed = Acl(
+            ResourceType.CLUSTER,
+            PatternType.LITERAL,
+            CLUSTER_NAME,
+            "Group:operators",
+            WILDCARD,
+            Operation.DESCRIBE,
+            Permission.ALLOW,
+        )
+        admin = Caller(ClientSession("admin"))
+        acls = started.broker.service.acls
+        assert started.run(acls.create_each([allowed], caller=admin)) == [None]
+        codes = []
+        for groups in (["operators", "a"], ["a"], []):
+            with RawPeer(started.port) as peer:
+                assert log_in_with(peer, token(time.time(), groups=groups)).error_code == 0
+                codes.append(peer.call(ApiKey.DESCRIBE_API_KEYS, 0, {"user": "bob"}).error_code)
+        refused = ClusterAuthorizationFailed.kafka_code
+        assert codes == [0, refused, refused]
 
 
 @pytest.mark.full

@@ -145,7 +145,7 @@ def resolve_security(
         environment["tls"] = parse_tls(environment["tls"])
     stated = {name: value for name, value in (given or {}).items() if value is not None}
     for nearer in (environment, stated):
-        if any(nearer.get(name) for name in IDENTITIES):  # a password belongs to the user beside it
+        if any(name in nearer for name in IDENTITIES):  # a password belongs to the user beside it
             for name in (*IDENTITIES, "password"):
                 values.pop(name, None)
             if not nearer.get("user"):
