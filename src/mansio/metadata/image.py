@@ -190,6 +190,11 @@ class MetadataImage:
         """Call `callback` on the event loop after `broker_configs` has changed."""
         self._broker_config_callbacks.append(callback)
 
+    @property
+    def api_key_count(self) -> int:
+        """Number of API keys of all users."""
+        return len(self._api_keys_by_id)
+
     def api_keys_of(self, user: str) -> StoredApiKeys:
         """Return the API keys of a user."""
         return self.api_keys.get(user, NO_API_KEYS)

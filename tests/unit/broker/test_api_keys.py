@@ -124,7 +124,10 @@ def test_what_is_not_permitted_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             await keys.delete("0" * 16, caller=ANONYMOUS)
         await create(keys)
         await create(keys)
-        with pytest.raises(PolicyViolation, match="limit"):
+        with pytest.raises(PolicyViolation, match="the user has 2"):
+            await create(keys)
+        monkeypatch.setattr(api_keys_module, "KEYS_MAX", 2)
+        with pytest.raises(PolicyViolation, match="there are 2"):
             await create(keys)
 
     run(check)

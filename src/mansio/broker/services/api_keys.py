@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEYS_PER_USER_MAX: Final = 100
+KEYS_MAX: Final = 10_000
+"""Maximum number of keys of all users."""
 DESCRIPTION_CHARACTERS_MAX: Final = 200
 VALID_MS_MAX: Final = 100 * 365 * 24 * 60 * 60 * 1000
 
@@ -115,6 +117,8 @@ class ApiKeyService:
             if not credentials:
                 raise ResourceNotFound(f"there is no user {user!r}")
             known = self._state.api_keys_of(user)
+            if self._state.api_key_count >= KEYS_MAX:
+                raise PolicyViolation(f"there are {KEYS_MAX} API keys, which is the limit")
             if len(known.keys) >= KEYS_PER_USER_MAX:
                 raise PolicyViolation(f"the user has {KEYS_PER_USER_MAX} API keys, which is the limit")
             exists = [
