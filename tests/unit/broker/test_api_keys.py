@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,8 +23,9 @@ from mansio.errors import (
 from mansio.host.clock import HostClock, HostRandom
 from mansio.metadata.api_keys import decode_api_keys
 from mansio.metadata.image import MetadataImage
-from mansio.state.authentication.api_keys import format_key, id_of_key
+from mansio.state.authentication.api_keys import ApiKeyCheck, StoredApiKey, format_key, hash_key, id_of_key
 from mansio.state.authentication.credentials import ScramMechanism
+from mansio.state.authentication.outcomes import Accepted, Rejected
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation
 from mansio.state.authorization.authorizer import Authorizer
 from support.authorization import ALICE, CLUSTER, acl
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mansio.broker.services.api_keys import NewApiKey
+    from mansio.metadata.metadata_store import MetadataStore
 
 
 def keys_of(admin: Admin, authorizer: Authorizer | None = None) -> ApiKeyService:
@@ -107,6 +110,64 @@ def test_a_key_that_is_created_while_its_user_is_deleted_does_not_outlive_it() -
         assert not admin.state.api_keys
 
     run(check)
+
+
+class Interleaved:
+    """A metadata store that calls a function, once, before a transaction."""
+
+    def __init__(self, store: MetadataStore, before: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._before: Callable[[], Awaitable[object]] | None = before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, *arguments: Any) -> Any:
+        before, self._before = self._before, None
+        if before is not None:
+            await before()
+        return await self._store.transact(*arguments)
+
+
+def test_creation_and_deletion_of_a_user_see_each_other_at_the_store() -> None:
+    async def check(admin: Admin, users: UserService, keys: ApiKeyService) -> None:
+        store: Any = Interleaved(admin.store, lambda: create(keys))
+        await delete_user(service_of(replace(admin, store=store)))
+        assert not admin.state.api_keys
+        await users.create("alice", "another")
+
+        async def renew() -> None:
+            await delete_user(users)
+            await users.create("alice", "a third")
+
+        store = Interleaved(admin.store, lambda: delete_user(users))
+        with pytest.raises(ResourceNotFound):
+            await create(keys_of(replace(admin, store=store)))
+        assert not admin.state.api_keys
+        await users.create("alice", "another")
+        store = Interleaved(admin.store, renew)
+        await create(keys_of(replace(admin, store=store)))  # for the new user of this name, after all
+        assert len(keys.list(caller=ANONYMOUS)) == 1
+
+    run(check)
+
+
+def test_a_key_is_checked_against_its_end_and_its_user() -> None:
+    text = format_key(bytes(40))
+    key_id = id_of_key(text)
+    assert key_id is not None
+    known = StoredApiKey(key_id, "alice", hash_key(text), 0, expires_ms=1_000)
+
+    def check(sent: str, user: str | None, now_ms: int) -> Accepted | Rejected:
+        return ApiKeyCheck(sent, {key_id: known}.get, user).run(now_ms)
+
+    accepted = Accepted("alice", valid_until_ms=1_000, api_key=key_id)
+    for user in (None, "alice", key_id):
+        assert check(text, user, 999) == accepted
+        assert isinstance(check(text, user, 1_000), Rejected)
+    assert isinstance(check(text, "bob", 0), Rejected)
+    assert isinstance(check(text[:-1] + "1", None, 0), Rejected)
+    assert text not in repr(ApiKeyCheck(text, lambda _: None))
 
 
 def test_what_is_not_permitted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 from joserfc import jwt as other_jwt
 from joserfc.jwk import RSAKey
+from jwt.algorithms import RSAAlgorithm
 
 from mansio.broker.routing.caller import ANONYMOUS_USER
 from mansio.state.authentication.bearer_tokens import (
@@ -219,7 +220,7 @@ def test_keys_that_do_not_verify_signatures_are_left_out() -> None:
         {"kty": "oct", "k": "AAAA", "kid": "secret"},
         {**usable, "use": "enc", "kid": "encryption"},
         {**usable, "key_ops": ["encrypt"], "kid": "operations"},
-        {**usable, "d": "AAAA", "kid": "private"},
+        {**json.loads(RSAAlgorithm.to_jwk(ONE.keys[KEY_ID])), "key_ops": ["verify"], "kid": "private"},
         {**usable, "n": "AAAA", "kid": "short"},
         {**usable, "alg": "HS256", "kid": "hmac"},
         {"kty": "EC", "crv": "P-192", "x": "AA", "y": "AA"},
