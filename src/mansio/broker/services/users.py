@@ -334,9 +334,7 @@ class UserService:
             else:
                 operations.append(Put(key, metadata_store.encode(credential_document(credential), writer)))
         if len(known) == sum(credential is None for credential in changes.values()) > 0:  # the user's end
-            api_keys = self._state.keys.user_api_keys(name)
-            guard.append(Compare(api_keys, mod_revision=self._state.api_keys_of(name).revision))
-            operations.append(Delete(api_keys))
+            operations.append(Delete(self._state.keys.user_api_keys(name)))
         if any(isinstance(operation, Put) for operation in operations):
             done = await metadata_store.transact_resolving_ambiguity(self._store, guard, operations, writer)
         else:
