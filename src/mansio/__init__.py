@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
-    from mansio.client.admin.users import SqsAccessKey, User, UserAdmin
+    from mansio.client.admin.users import NewApiKey, SqsAccessKey, User, UserAdmin, UserApiKey
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
+    from mansio.net.token_credentials import TokenProvider
     from mansio.node.embedded import EmbeddedBroker as Broker
     from mansio.ports import Backoff
     from mansio.state.authorization.acls import (
@@ -146,6 +147,7 @@ __all__ = [
     "ListedOffset",
     "MansioError",
     "Message",
+    "NewApiKey",
     "Node",
     "Operation",
     "OutgoingRecord",
@@ -180,6 +182,7 @@ __all__ = [
     "SqsAccessKey",
     "StartAt",
     "TokenAdmin",
+    "TokenProvider",
     "TopicDescription",
     "TopicPartition",
     "Transaction",
@@ -190,6 +193,7 @@ __all__ = [
     "UnreadableCallback",
     "User",
     "UserAdmin",
+    "UserApiKey",
     "__version__",
     "blocking",
     "connect",
@@ -295,8 +299,11 @@ _LAZY = {
     "DelegationToken": _TOKENS,
     "SqsAccessKey": _USERS,
     "TokenAdmin": _TOKENS,
+    "TokenProvider": "mansio.net.token_credentials",
     "User": _USERS,
     "UserAdmin": _USERS,
+    "UserApiKey": _USERS,
+    "NewApiKey": _USERS,
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -863,7 +863,23 @@ class UserAdmin:
         `ResourceNotFound`, `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
         ...
 
-def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, certificate: str | None = None, key: str | None = None, token: bool = False) -> Client:
+    def create_api_key(self, user: str, *, description: str = "", valid_for: timedelta | None = None) -> NewApiKey:
+        """Create an API key of a user: programs log in with it instead of the password. It ends after `valid_for`, and
+        with the user.
+
+        Raises `ResourceNotFound`, `PolicyViolation` for too many keys, or if others could read the connection,
+        `InvalidRequest`, and `UnsupportedVersion` if the broker is not Mansio's."""
+        ...
+
+    def list_api_keys(self, user: str | None = None) -> Sequence[UserApiKey]:
+        """The API keys of a user, or of all users, without the keys themselves."""
+        ...
+
+    def delete_api_key(self, key_id: str) -> None:
+        """Delete an API key; its sessions end within a second. Raises `ResourceNotFound`."""
+        ...
+
+def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, token: str | TokenProvider | None = None, token_endpoint: str | None = None, token_scope: str | None = None, api_key: str | None = None, certificate: str | None = None, key: str | None = None, delegation_token: bool = False) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
@@ -872,11 +888,17 @@ def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: 
     name of a file with those in it (PEM), a context as it says; False does not encrypt.
     `user`, `password`: log in with `mechanism`: SCRAM-SHA-256 (the default), SCRAM-SHA-512, or PLAIN, which sends the
     password itself to the broker and so needs TLS to keep it secret.
-    `token`: user and password are `token_id` and `password` of a `DelegationToken`, with whose owner's rights the
-    client acts.
-    `certificate`, `key`: files with a certificate of the client and its key (PEM).
-    Each of these that is None is taken from the environment (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD,
-    MANSIO_MECHANISM, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for these addresses.
+    `delegation_token`: user and password are `token_id` and `password` of a `DelegationToken`, with whose owner's
+    rights the client acts.
+    `token`: log in with a token of the identity provider that the broker trusts (OAUTHBEARER): the token, or a function
+    (async or not) that returns one which is valid now. It is called for each connection, and again before its session
+    ends. With `token_endpoint`, mechanism OAUTHBEARER, the endpoint at this URL issues tokens for `user` and
+    `password`, which are the id and the secret of the client there, and for `token_scope`. `api_key`: log in with an
+    API key. Tokens and API keys, like passwords of PLAIN, need TLS or a broker on this machine. `certificate`, `key`:
+    files with a certificate of the client and its key (PEM). Each of these that is None is taken from the environment
+    (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD, MANSIO_MECHANISM, MANSIO_TOKEN, MANSIO_TOKEN_ENDPOINT,
+    MANSIO_TOKEN_SCOPE, MANSIO_API_KEY, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for
+    these addresses.
 
     Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
     answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the

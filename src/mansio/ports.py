@@ -207,7 +207,11 @@ class ForwardedClient(NamedTuple):
     listener: str = ""
     """Name of the listener to which the client is connected, "" for a protocol without named listeners."""
     credential_revision: int = 0
-    """Revision of the credential with which it has authenticated; 0: it has not."""
+    """Revision of the credential with which it has authenticated; 0: it has not, or with a token or an API key."""
+    groups: tuple[str, ...] = ()
+    """Groups of the user."""
+    credential_id: str = ""
+    """Id of the API key, access key of SQS or delegation token with which it has authenticated, "" for none."""
 
 
 NO_CLIENT: Final = ForwardedClient()

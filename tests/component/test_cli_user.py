@@ -42,6 +42,23 @@ def test_users_from_create_to_delete(shell: Shell, tmp_path: Path) -> None:
     assert shell.json("user", "list") == [bob]
 
 
+def test_api_keys_are_shown_once(shell: Shell) -> None:
+    shell("user", "create", "alice", stdin=b"correct horse\n")
+    key = shell(
+        "user", "api-key", "create", "alice", "--description", "nightly", "--valid-for", "90d"
+    ).strip()
+    assert key.startswith("mansio_")
+    (listed,) = shell.json("user", "api-key", "list", "alice")
+    assert listed["id"] in key
+    assert (listed["user"], listed["description"]) == ("alice", "nightly")
+    assert key.rpartition("_")[2] not in str(listed)
+    assert listed["expires"] > listed["created"]
+    shell("user", "api-key", "create", "nobody", code=1)
+    assert "no user" in shell.errors
+    shell("user", "api-key", "delete", listed["id"])
+    assert shell.json("user", "api-key", "list") == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "password", "code", "error"),

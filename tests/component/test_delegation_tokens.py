@@ -134,7 +134,7 @@ def test_a_client_with_a_token_is_its_owner(broker: SaslBroker, mechanism: str) 
         (gate,) = [
             gate
             for gate in sessions["alice"].values()
-            if (user := gate._session.user) is not None and user.token_id == token.token_id
+            if (user := gate._session.user) is not None and user.credential_id == token.token_id
         ]
         assert gate._user == "alice"
         assert not expire(alice, token.hmac).error_code
@@ -221,7 +221,7 @@ def test_mansio_s_client_gets_a_token_and_another_one_acts_with_it(broker: SaslB
         assert [each.token_id for each in tokens.list("bob")] == [token.token_id]
         assert token.password not in repr(token)
         other = mansio.blocking.connect(
-            broker.address, user=token.token_id, password=token.password, token=True
+            broker.address, user=token.token_id, password=token.password, delegation_token=True
         )
         with other as by_token:
             by_token.admin.create_topic("by-token")
@@ -236,11 +236,15 @@ def test_mansio_s_client_gets_a_token_and_another_one_acts_with_it(broker: SaslB
         assert not tokens.list("root")
     with (
         pytest.raises(SaslAuthenticationFailed),
-        mansio.blocking.connect(broker.address, user=token.token_id, password=token.password, token=True),
+        mansio.blocking.connect(
+            broker.address, user=token.token_id, password=token.password, delegation_token=True
+        ),
     ):
         pass
     with pytest.raises(ConfigError, match="PLAIN"):
-        mansio.blocking.connect(broker.address, user="t", password="p", token=True, mechanism="PLAIN")
+        mansio.blocking.connect(
+            broker.address, user="t", password="p", delegation_token=True, mechanism="PLAIN"
+        )
 
 
 @pytest.mark.full
@@ -252,7 +256,7 @@ def test_the_command_line_creates_lists_renews_and_deletes_tokens(
     shell = Shell(broker.address)
     (created,) = shell.json("token", "create", "--renewer", "bob", "--max-lifetime", "2h")
     token_id, password = created["token_id"], created["password"]
-    with mansio.blocking.connect(broker.address, user=token_id, password=password, token=True):
+    with mansio.blocking.connect(broker.address, user=token_id, password=password, delegation_token=True):
         pass
     (listed,) = shell.json("token", "list", "carol")
     assert (listed["token_id"], listed["owner"], listed["renewers"]) == (token_id, "carol", "bob")

@@ -296,6 +296,12 @@ class Program:
         key: mansio.SqsAccessKey = await done(admin.users.create_sqs_key("carol"))
         assert [each.key_id for each in await done(admin.users.list_sqs_keys("carol"))] == [key.key_id]
         await done(admin.users.delete_sqs_key(key.key_id))
+        created: mansio.NewApiKey = await done(admin.users.create_api_key("carol", description="nightly"))
+        keys: Sequence[mansio.UserApiKey] = await done(admin.users.list_api_keys())
+        assert [*keys] == [created.api_key]
+        await done(admin.users.delete_api_key(created.api_key.key_id))
+        provider: mansio.TokenProvider = "token".upper
+        assert provider()
         await done(admin.users.delete("carol"))
         read = mansio.Operation.READ, mansio.ResourceType.TOPIC, self.topic
         acl = mansio.Acl(

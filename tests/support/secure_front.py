@@ -175,6 +175,7 @@ class SecureFront:
             if isinstance(step, PasswordCheck):
                 outcome = await asyncio.to_thread(step.run, _now_ms())
                 step = session.complete(outcome, _now_ms())
+            assert isinstance(step, Decision)
             decision = step
             if session.is_authenticated and session.user is not None and not decision.error_code:
                 self.authentications.append(session.user.name)

@@ -1,4 +1,4 @@
-"""Sessions of the requests of users: a request, or stream, ends with the password or the certificate of its user, and
+"""Sessions of the requests of users: a request, or stream, ends with the credential or the certificate of its user, and
 when this broker is cut off from its cluster for too long to know whether the user still exists."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.log_ins import LogInService
 
-EXPIRED: Final = "the certificate has expired"
+EXPIRED: Final = "the certificate or the token has expired"
 
 
 class SessionEnded(SaslAuthenticationFailed):
-    """The password was changed, the user deleted, or the certificate has expired, while the request waited."""
+    """The credential of the user was changed or deleted, or has expired, while the request waited."""
 
 
 class RequestSession:
@@ -94,4 +94,6 @@ async def watched_session(log_ins: LogInService, client: ClientSession) -> Async
 def _ended(client: ClientSession) -> SessionEnded:
     if client.credential_revision:
         return SessionEnded("the password was changed, or the user deleted")
+    if client.credential_id:
+        return SessionEnded("the key has expired, or was deleted")
     return SessionEnded(EXPIRED)

@@ -340,6 +340,11 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.DELETE_SQS_ACCESS_KEY: Row(
         _ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="of another user"),)
     ),
+    ApiKey.CREATE_API_KEY: Row(_ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="for another user"),)),
+    ApiKey.DESCRIBE_API_KEYS: Row(
+        _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="of another user, or of all"),)
+    ),
+    ApiKey.DELETE_API_KEY: Row(_ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="of another user"),)),
     ApiKey.SET_PASSWORD: Row(_ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE),)),
 }
 """By Kafka API, those of Mansio included."""

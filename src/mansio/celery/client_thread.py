@@ -104,6 +104,10 @@ class ClientThread:
             user=options.security.user,
             password=options.security.password,
             mechanism=options.security.mechanism,
+            token=options.security.token_provider or options.security.token,
+            token_endpoint=options.security.token_endpoint,
+            token_scope=options.security.token_scope,
+            api_key=options.security.api_key,
             certificate=options.security.certificate,
             key=options.security.key,
         )

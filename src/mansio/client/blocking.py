@@ -78,6 +78,9 @@ class UserAdmin(BlockingProxy[asyncio_users.UserAdmin]):
     create_sqs_key = blocking(asyncio_users.UserAdmin.create_sqs_key)
     list_sqs_keys = blocking(asyncio_users.UserAdmin.list_sqs_keys)
     delete_sqs_key = blocking(asyncio_users.UserAdmin.delete_sqs_key)
+    create_api_key = blocking(asyncio_users.UserAdmin.create_api_key)
+    list_api_keys = blocking(asyncio_users.UserAdmin.list_api_keys)
+    delete_api_key = blocking(asyncio_users.UserAdmin.delete_api_key)
 
 
 class TokenAdmin(BlockingProxy[asyncio_tokens.TokenAdmin]):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.transactions.processor import ProcessHandler
     from mansio.client.types import HeadersLike, Publishable, RecordMetadata, StartAt
+    from mansio.net.token_credentials import TokenProvider
 
 
 def connect(
@@ -55,9 +56,13 @@ def connect(
     user: str | None = None,
     password: str | None = None,
     mechanism: str | None = None,
+    token: str | TokenProvider | None = None,
+    token_endpoint: str | None = None,
+    token_scope: str | None = None,
+    api_key: str | None = None,
     certificate: str | None = None,
     key: str | None = None,
-    token: bool = False,
+    delegation_token: bool = False,
 ) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
@@ -67,11 +72,17 @@ def connect(
     name of a file with those in it (PEM), a context as it says; False does not encrypt.
     `user`, `password`: log in with `mechanism`: SCRAM-SHA-256 (the default), SCRAM-SHA-512, or PLAIN, which sends the
     password itself to the broker and so needs TLS to keep it secret.
-    `token`: user and password are `token_id` and `password` of a `DelegationToken`, with whose owner's rights the
-    client acts.
-    `certificate`, `key`: files with a certificate of the client and its key (PEM).
-    Each of these that is None is taken from the environment (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD,
-    MANSIO_MECHANISM, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for these addresses.
+    `delegation_token`: user and password are `token_id` and `password` of a `DelegationToken`, with whose owner's
+    rights the client acts.
+    `token`: log in with a token of the identity provider that the broker trusts (OAUTHBEARER): the token, or a function
+    (async or not) that returns one which is valid now. It is called for each connection, and again before its session
+    ends. With `token_endpoint`, mechanism OAUTHBEARER, the endpoint at this URL issues tokens for `user` and
+    `password`, which are the id and the secret of the client there, and for `token_scope`. `api_key`: log in with an
+    API key. Tokens and API keys, like passwords of PLAIN, need TLS or a broker on this machine. `certificate`, `key`:
+    files with a certificate of the client and its key (PEM). Each of these that is None is taken from the environment
+    (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD, MANSIO_MECHANISM, MANSIO_TOKEN, MANSIO_TOKEN_ENDPOINT,
+    MANSIO_TOKEN_SCOPE, MANSIO_API_KEY, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for
+    these addresses.
 
     Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
     answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the
@@ -91,9 +102,14 @@ def connect(
             "user": user,
             "password": password,
             "mechanism": mechanism,
+            "token": token if isinstance(token, str) else None,
+            "token_provider": None if isinstance(token, str) else token,
+            "token_endpoint": token_endpoint,
+            "token_scope": token_scope,
+            "api_key": api_key,
             "certificate": certificate,
             "key": key,
-            "token": token or None,
+            "delegation_token": delegation_token or None,
         },
     )
     options = ConnectionOptions(

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 PLAIN: Final = "PLAIN"
 SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
-"""Names of the mechanisms that are implemented, the preferred ones first."""
+"""Names of the mechanisms with passwords, the preferred ones first. They are offered unless a setting says
+otherwise."""
+OAUTHBEARER: Final = "OAUTHBEARER"
+ALL_MECHANISMS: Final = (*SASL_MECHANISMS, OAUTHBEARER)
+"""Names of the mechanisms that are implemented."""
+CONFIDENTIAL_MECHANISMS: Final = frozenset({PLAIN, OAUTHBEARER})
+"""Mechanisms that send what is enough to log in, so that others must not be able to read the connection."""
 
 CLIENT_CERTIFICATES: Final = ("none", "requested", "required")
 """Values of `ssl_client_auth`."""
@@ -64,8 +70,8 @@ def parse_mechanisms(text: str) -> tuple[str, ...]:
         dict.fromkeys(part for part in (piece.strip().upper() for piece in text.split(",")) if part)
     )
     for name in found:
-        if name not in SASL_MECHANISMS:
-            raise ConfigError(f"sasl_enabled_mechanisms: {name!r} is not one of {', '.join(SASL_MECHANISMS)}")
+        if name not in ALL_MECHANISMS:
+            raise ConfigError(f"sasl_enabled_mechanisms: {name!r} is not one of {', '.join(ALL_MECHANISMS)}")
     if not found:
         raise ConfigError("sasl_enabled_mechanisms: it contains no mechanism")
     return found
@@ -84,14 +90,15 @@ def is_on_loopback(listener: Listener) -> bool:
 
 
 def check_mechanisms(listener: Listener, enabled: tuple[str, ...]) -> None:
-    """Raise `ConfigError` if clients of other machines could log in to a listener with PLAIN only, which sends
-    passwords and is not offered to them without TLS."""
+    """Raise `ConfigError` if clients of other machines could log in to a listener only with PLAIN and OAUTHBEARER,
+    which send passwords and tokens and are not offered to them without TLS."""
     protocol = listener.security_protocol
     if protocol.is_encrypted or not protocol.is_authenticated or is_on_loopback(listener):
         return
-    if set(enabled) <= {PLAIN}:
+    if set(enabled) <= CONFIDENTIAL_MECHANISMS:
+        sent = "PLAIN would send passwords" if PLAIN in enabled else "OAUTHBEARER would send tokens"
         raise ConfigError(
-            f"sasl_enabled_mechanisms: PLAIN would send passwords unencrypted to the listener {listener.name}; add "
+            f"sasl_enabled_mechanisms: {sent} unencrypted to the listener {listener.name}; add "
             "SCRAM-SHA-256, or use SASL_SSL"
         )
 

@@ -46,6 +46,7 @@ from mansio.config.security import (
     served_by_sqs,
     served_to_users,
 )
+from mansio.config.tokens import check_tokens
 from mansio.errors import ConfigError, InvalidConfig
 
 if TYPE_CHECKING:
@@ -202,8 +203,54 @@ class Settings:
     )
     sasl_enabled_mechanisms: str = _setting(
         ",".join(SASL_MECHANISMS),
-        "SASL mechanisms that listeners with SASL offer. PLAIN is offered on loopback and over TLS only.",
+        "SASL mechanisms that listeners with SASL offer. PLAIN and OAUTHBEARER are offered on loopback and over "
+        "TLS only.",
         is_kafka_setting=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_url: str = _setting(
+        "",
+        "Keys of the issuer of tokens (JWKS): an https URL (http on loopback), or a file. OAUTHBEARER needs it, and "
+        "the extra secure.",
+        is_kafka_setting=True,
+    )
+    sasl_oauthbearer_expected_issuer: str = _setting(
+        "", "Issuer (iss) that tokens must state. OAUTHBEARER needs it.", is_kafka_setting=True
+    )
+    sasl_oauthbearer_expected_audience: str = _setting(
+        "",
+        "Audiences (aud), separated by commas, of which tokens must state one. OAUTHBEARER needs it.",
+        is_kafka_setting=True,
+    )
+    sasl_oauthbearer_sub_claim_name: str = _setting(
+        "sub", "Claim of a token that has the name of the user.", is_kafka_setting=True
+    )
+    sasl_oauthbearer_groups_claim_name: str = _setting(
+        "",
+        "Claim of a token that has the groups of the user, at most 64; access control lists name them as Group:NAME. "
+        "Empty: users of tokens have no groups.",
+    )
+    sasl_oauthbearer_clock_skew_seconds: int = _setting(
+        30,
+        "Time in seconds by which the clock of the issuer of tokens may differ from that of the broker.",
+        unit="s",
+        minimum=0,
+        maximum=300,
+        is_kafka_setting=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int = _ms(
+        HOUR_MS,
+        "Interval in which the keys of the issuer are read again. A token with an unknown key causes it earlier.",
+        minimum=SECOND_MS,
+        is_kafka_setting=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int = _ms(
+        100,
+        "Time after a failure before the keys of the issuer are read again; it doubles with each failure.",
+        minimum=10,
+        is_kafka_setting=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int = _ms(
+        10 * SECOND_MS, "Maximum of this time.", minimum=10, is_kafka_setting=True
     )
     sasl_server_max_receive_size: int = _bytes(
         64 * KIB,
@@ -966,6 +1013,7 @@ class Settings:
             if self.ssl_client_auth != "none" and not self.ssl_ca_location:
                 raise ConfigError(f"ssl_ca_location: ssl_client_auth={self.ssl_client_auth} needs it")
         enabled = self.sasl_mechanisms
+        check_tokens(self)
         for each in listeners.all:
             check_mechanisms(each, enabled)
         if self.http_address is not None:

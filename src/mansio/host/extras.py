@@ -23,7 +23,7 @@ EXTRAS: Final = {
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
     "grpc": ("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"),
-    "secure": ("cryptography",),
+    "secure": ("cryptography", "jwt"),
     "celery": ("celery",),
     "testing": ("pytest",),
 }
@@ -33,6 +33,7 @@ DISTRIBUTION_NAMES: Final = {
     "grpc_health.v1": "grpcio-health-checking",
     "grpc_reflection.v1alpha": "grpcio-reflection",
     "google.protobuf": "protobuf",
+    "jwt": "pyjwt",
 }
 """Distribution name by module name, where the two differ."""
 

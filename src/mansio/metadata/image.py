@@ -23,6 +23,7 @@ from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import decode_acl
+from mansio.metadata.api_keys import NO_API_KEYS, decode_api_keys, user_of_api_keys
 from mansio.metadata.delegation_tokens import decode_token
 from mansio.metadata.metadata_store import (
     Compare,
@@ -61,9 +62,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
+    from mansio.metadata.api_keys import StoredApiKeys
     from mansio.metadata.metadata_store import Listing, MetadataStore
     from mansio.metadata.sqs_access_keys import SqsAccessKey
     from mansio.ports import Promise, Random, Scheduler, Timer
+    from mansio.state.authentication.api_keys import StoredApiKey
     from mansio.state.authentication.credentials import ScramCredential
     from mansio.state.authentication.delegation_tokens import DelegationToken
     from mansio.state.authorization.acls import Acl
@@ -107,6 +110,9 @@ class MetadataImage:
     """Created by the first broker of a cluster; a single node has none."""
     users: dict[str, dict[str, ScramCredential]] = field(default_factory=dict, repr=False)
     """Credentials by user and name of the mechanism; a user without credentials does not exist."""
+    api_keys: dict[str, StoredApiKeys] = field(default_factory=dict, repr=False)
+    """API keys by user."""
+    _api_keys_by_id: dict[str, StoredApiKey] = field(default_factory=dict, repr=False)
     acls: dict[str, Acl] = field(default_factory=dict)
     """Access control lists by key."""
     sqs_access_keys: dict[str, SqsAccessKey] = field(default_factory=dict, repr=False)
@@ -192,8 +198,22 @@ class MetadataImage:
         """Call `callback` on the event loop after `broker_configs` has changed."""
         self._broker_config_callbacks.append(callback)
 
+    @property
+    def api_key_count(self) -> int:
+        """Number of API keys of all users."""
+        return len(self._api_keys_by_id)
+
+    def api_keys_of(self, user: str) -> StoredApiKeys:
+        """Return the API keys of a user."""
+        return self.api_keys.get(user, NO_API_KEYS)
+
+    def find_api_key(self, key_id: str) -> StoredApiKey | None:
+        """Return the API key with this id, if there is one and its user exists."""
+        found = self._api_keys_by_id.get(key_id)
+        return found if found is not None and found.user in self.users else None
+
     def on_user_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the event loop with the name of each user whose credentials, access keys or tokens have
+        """Call `callback` on the event loop with the name of each user whose credentials, API keys, access keys or tokens have
         changed."""
         self._user_callbacks.append(callback)
 
@@ -218,11 +238,15 @@ class MetadataImage:
         self._failure_callbacks.append(callback)
 
     def owned_keys(self, user: str) -> list[str]:
-        """Return the keys in the store that belong to a user and are deleted with it: of its access keys of SQS and
-        its delegation tokens."""
+        """Return the keys in the store that belong to a user and are deleted with it: of its API keys, its access
+        keys of SQS and its delegation tokens."""
         keys = [each.key_id for each in self.sqs_access_keys.values() if each.user == user]
         tokens = [each.token_id for each in self.tokens.values() if each.user == user]
-        return [*map(self.keys.sqs_access_key, keys), *map(self.keys.token, tokens)]
+        return [
+            self.keys.user_api_keys(user),
+            *map(self.keys.sqs_access_key, keys),
+            *map(self.keys.token, tokens),
+        ]
 
     def exclude_broker(self, node_id: int) -> None:
         """Remove a broker from `brokers`. This broker calls it with its own id after its image has failed, so that its
@@ -350,8 +374,10 @@ class MetadataImage:
         credentials = [
             self.keys.credential(user, mechanism) for user, known in self.users.items() for mechanism in known
         ]
+        api_keys = map(self.keys.user_api_keys, self.api_keys)
         return [
             *topics,
+            *api_keys,
             *partitions,
             *sessions,
             *registrations,
@@ -410,6 +436,8 @@ class MetadataImage:
                 self.group_configs[group_id] = ConfigOverrides(document["configs"], event.mod_revision)
         elif event.key.startswith(keys.users):
             self._apply_credential_event(event, document)
+        elif event.key.startswith(keys.api_keys):
+            self._apply_api_keys_event(event, document)
         elif event.key.startswith(keys.acls):
             self._apply_acl_event(event, document)
         elif event.key.startswith(keys.sqs_access_keys):
@@ -449,6 +477,15 @@ class MetadataImage:
             known.pop(mechanism, None)
         if not known:
             del self.users[user]
+
+    def _apply_api_keys_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        user = user_of_api_keys(self.keys, event.key)
+        self._users_changed[user] = None
+        for key_id in self.api_keys.pop(user, NO_API_KEYS).keys:
+            self._api_keys_by_id.pop(key_id, None)
+        if document is not None:
+            self.api_keys[user] = decode_api_keys(event.key, user, document, event.mod_revision)
+            self._api_keys_by_id.update(self.api_keys[user].keys)
 
     def _apply_acl_event(self, event: Event, document: dict[str, Any] | None) -> None:
         before = self.acls.pop(event.key, None)

@@ -180,6 +180,7 @@ class Keys:
 
     __slots__ = (
         "acls",
+        "api_keys",
         "broker_configs",
         "brokers",
         "controller",
@@ -213,6 +214,8 @@ class Keys:
         self.users = f"{self.prefix}users/"
         self.acls = f"{self.prefix}acls/"
         """Prefix of the keys of the access control lists (`metadata.acls`)."""
+        self.api_keys = f"{self.prefix}apikeys/"
+        """Prefix of the keys with the API keys of each user (`metadata.api_keys`)."""
         self.server_secret = f"{self.prefix}serversecret"
         """Key of {secret}: the server secret of authentication (`metadata.users`)."""
         self.sqs_access_keys = f"{self.prefix}sqskeys/"
@@ -247,6 +250,10 @@ class Keys:
     def token(self, token_id: str) -> str:
         """Key of a delegation token."""
         return f"{self.tokens}{token_id}"
+
+    def user_api_keys(self, user: str) -> str:
+        """Key of the API keys of a user."""
+        return f"{self.api_keys}{quote(user, safe='')}"
 
     def session(self, node_id: int) -> str:
         """Key of {host, port, rack, run, listeners, inter_broker_listener}, the session of a broker, which has a lease.

@@ -61,7 +61,7 @@ from mansio.wire.framing import ATTACHED_FRAME_BYTES_MAX, FrameReader
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.net.sasl import SaslCredentials
+    from mansio.net.sasl import Credentials
     from mansio.ports import Buffer
 
 CORRELATION_ID_MAX = 0x7FFFFFFF
@@ -89,7 +89,7 @@ class ConnectionOptions:
     frame_bytes_max: int = 256 << 20
     tls: ssl.SSLContext | None = None
     """With a context, the connection is encrypted, and the broker's certificate is verified as the context says."""
-    sasl: SaslCredentials | None = None
+    sasl: Credentials | None = None
     """With credentials, the client logs in on each connection."""
     frames_are_views: bool = False
     """Whether response frames are views of the receive buffer, valid until the next read, instead of copies. For
@@ -279,7 +279,8 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
                 else:
                     await connection._negotiate()
                 if options.sasl is not None:
-                    await connection._authenticate(options.request_timeout_ms)
+                    token = await options.sasl.new_token()
+                    await connection._authenticate(options.request_timeout_ms, token)
             is_open = True
         except TimeoutError as error:
             # What has no TLS may wait for the rest of what it takes for a request.
@@ -461,8 +462,9 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
             text += " at the first request (the listener may require a user and a password)"
         return ConnectionLost(text)
 
-    async def _authenticate(self, timeout_ms: float) -> None:
-        """Authenticate, or authenticate again, while other requests are queued. `timeout_ms`: of each request."""
+    async def _authenticate(self, timeout_ms: float, token: str) -> None:
+        """Authenticate, or authenticate again, while other requests are queued. `timeout_ms`: of each request; `token`:
+        of the credentials."""
         assert self.options.sasl is not None
 
         async def request(api_key: int, fields: Mapping[str, Any], version: int) -> Any:
@@ -473,23 +475,28 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
             return messages.decode_response(api_key, version, bytes(frame[position:]))
 
         self._pauses |= _AUTHENTICATING
-        lifetime_ms = await authenticate(request, self.options.sasl, self.versions, self._name)
+        lifetime_ms = await authenticate(request, self.options.sasl, self.versions, self._name, token)
         self._pauses &= ~_AUTHENTICATING
-        if lifetime_ms:
+        if lifetime_ms and self.options.sasl.is_renewable:
             delay_s = lifetime_ms / 1000 * random.uniform(*REAUTHENTICATION_FRACTIONS)
             self._reauthentication_timer = self._loop.call_later(delay_s, self._begin_reauthentication)
 
     def _begin_reauthentication(self) -> None:
         if not self.closed:
-            self._pauses |= _AUTHENTICATING
             self._reauthentication = self._loop.create_task(self._reauthenticate(), name="reauthentication")
 
     async def _reauthenticate(self) -> None:
+        assert self.options.sasl is not None
+        try:
+            token = await self.options.sasl.new_token()
+        except MansioError:
+            return  # the broker closes the connection, and the next one asks for a token again
+        self._pauses |= _AUTHENTICATING
         # The responses to earlier requests come first, and each of them may take until its deadline.
         last = max((deadline for _, deadline in self._waiting.values()), default=0.0)
         timeout_ms = max(last - self._loop.time(), 0) * 1000 + self.options.request_timeout_ms
         try:
-            await self._authenticate(timeout_ms)
+            await self._authenticate(timeout_ms, token)
         except MansioError as error:
             self._fail_requests(error)
         else:

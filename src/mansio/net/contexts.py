@@ -2,7 +2,8 @@
 from.
 
 What a caller does not give is taken from the environment (`MANSIO_TLS`, `MANSIO_USER`, `MANSIO_PASSWORD`,
-`MANSIO_MECHANISM`, `MANSIO_CERTIFICATE`, `MANSIO_KEY`), then from the user's context for the same addresses. A context
+`MANSIO_MECHANISM`, `MANSIO_TOKEN`, `MANSIO_TOKEN_ENDPOINT`, `MANSIO_TOKEN_SCOPE`, `MANSIO_API_KEY`,
+`MANSIO_CERTIFICATE`, `MANSIO_KEY`), then from the user's context for the same addresses. A context
 applies to its own addresses only, and to the brokers that their cluster names.
 
 A file `contexts.toml` in the user's directory of configuration (`$XDG_CONFIG_HOME/mansio`, by default
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import ConfigError
 from mansio.net.addresses import parse_addresses
-from mansio.net.security_settings import VARIABLES, SecuritySettings, parse_tls
+from mansio.net.security_settings import IDENTITIES, VARIABLES, SecuritySettings, parse_tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +37,9 @@ FILE_NAME: Final = "contexts.toml"
 FILE_BYTES_MAX: Final = 1 << 20
 CONTEXTS_MAX: Final = 1_000
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NOT_STORED: Final = frozenset({"key_password", "authorities", "checks_name", "token"})
+_NOT_STORED: Final = frozenset(
+    {"key_password", "authorities", "checks_name", "delegation_token", "token", "token_provider"}
+)
 _STORED: Final = tuple(one.name for one in fields(SecuritySettings) if one.name not in _NOT_STORED)
 
 
@@ -144,8 +147,12 @@ def resolve_security(
         environment["tls"] = parse_tls(environment["tls"])
     stated = {name: value for name, value in (given or {}).items() if value is not None}
     for nearer in (environment, stated):
-        if "user" in nearer and values.get("user"):  # a password belongs to the user beside it
-            values.pop("password", None)
+        if any(name in nearer for name in IDENTITIES):  # a password belongs to the user beside it
+            for name in (*IDENTITIES, "password"):
+                values.pop(name, None)
+            if not nearer.get("user"):
+                values.pop("token_endpoint", None)
+                values.pop("mechanism", None)
         values |= nearer
     return SecuritySettings(**values)
 

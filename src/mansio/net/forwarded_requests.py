@@ -33,6 +33,8 @@ def encode_forwarded(
         "listener": client.listener,
         "credential_revision": client.credential_revision,
         "request": request,
+        "groups": client.groups,
+        "credential_id": client.credential_id,
     }
     return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, FORWARDER_CLIENT_ID, fields)
 

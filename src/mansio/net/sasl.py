@@ -1,4 +1,5 @@
-"""SASL on the side of the client: a user's password, and the exchange of messages on a new or open connection.
+"""SASL on the side of the client: a user's password, and the exchange of messages on a new or open connection, with a
+password or a token.
 
 SCRAM salts the password, which takes milliseconds of a processor. That runs on a thread, one at a time for each user,
 and the result is kept for the connections that follow, since all brokers of a cluster have the same salt for a user.
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.errors import AuthenticationFailed, ConfigError, UnsupportedSaslMechanism, UnsupportedVersion
 from mansio.net.retry import client_error_for_code
+from mansio.net.token_credentials import TokenCredentials
 from mansio.state.authentication.credentials import ScramMechanism, salt_password
+from mansio.state.authentication.oauth_bearer import FAILURE_ANSWER, bearer_message
 from mansio.state.authentication.sasl_session import (
     HANDSHAKE_VERSION,
     SASL_AUTHENTICATE,
@@ -72,6 +75,18 @@ class SaslCredentials:
     def __reduce__(self) -> str:
         raise TypeError("a password is not serialized")
 
+    is_renewable: Final = True
+    """A client authenticates again with the same password."""
+
+    @property
+    def subject(self) -> str:
+        """Who is refused, in errors."""
+        return f"user {self.user!r}"
+
+    async def new_token(self) -> str:
+        """Return "": passwords need no token."""
+        return ""
+
     @property
     def sends_password(self) -> bool:
         """Whether the mechanism sends the password itself, so that the connection has to be confidential."""
@@ -94,6 +109,10 @@ class SaslCredentials:
             return found
 
 
+Credentials: TypeAlias = SaslCredentials | TokenCredentials
+"""What a client logs in with."""
+
+
 def _check_text(name: str, text: str, bytes_max: int) -> bytes:
     try:
         encoded = text.encode()
@@ -105,11 +124,16 @@ def _check_text(name: str, text: str, bytes_max: int) -> bytes:
 
 
 async def authenticate(
-    request: Request, credentials: SaslCredentials, versions: Mapping[int, tuple[int, int]], broker: str
+    request: Request,
+    credentials: Credentials,
+    versions: Mapping[int, tuple[int, int]],
+    broker: str,
+    bearer_token: str = "",
 ) -> int:
     """Log in. Returns the time in milliseconds after which the broker expects it again (KIP-368); 0: never.
 
-    `broker`: its address, for errors. Raises `AuthenticationFailed`, which is final, and errors of the connection.
+    `bearer_token`: what `credentials.new_token` has returned. `broker`: its address, for errors. Raises
+    `AuthenticationFailed`, which is final, and errors of the connection.
     """
     handshake, messages = versions.get(SASL_HANDSHAKE), versions.get(SASL_AUTHENTICATE)
     if handshake is None or messages is None or handshake[1] < HANDSHAKE_VERSION:
@@ -125,12 +149,17 @@ async def authenticate(
 
     async def exchange(token: bytes) -> Any:
         response = await request(SASL_AUTHENTICATE, {"auth_bytes": token}, version)
-        message = _one_line(response.error_message) or "the user or the password is wrong"
-        _check(response.error_code, f"{broker} refused user {credentials.user!r}: {message}")
+        message = _one_line(response.error_message) or "the credential is wrong"
+        _check(response.error_code, f"{broker} refused {credentials.subject}: {message}")
         return response
 
     try:
-        if credentials.mechanism == PLAIN:
+        if isinstance(credentials, TokenCredentials):
+            answer = await exchange(bearer_message(bearer_token))
+            if answer.auth_bytes:  # what is wrong, which the client answers before it gets the error
+                await exchange(FAILURE_ANSWER)
+                raise AuthenticationFailed(f"{broker} refused the token and did not say so")
+        elif credentials.mechanism == PLAIN:
             answer = await exchange(credentials.plain_token())
         else:
             answer = await _exchange_scram(exchange, credentials)

@@ -33,6 +33,7 @@ from mansio.node.certificate_renewal import CertificateRenewal
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 from mansio.node.security import BrokerSecurity, EarlyContext
+from mansio.node.tokens import new_token_checker, open_signing_keys
 from mansio.state.handshake_admission import WAITING_MAX, HandshakeAdmission
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.net.peer_connections import PeerConnectionClasses
+    from mansio.net.signing_keys import SigningKeys
     from mansio.net.tls.certificate_reloader import CertificateReloader
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
@@ -90,6 +92,7 @@ class Broker:
         self._server: KafkaServer | None = None
         self._clients: RoutedClients | None = None
         self._security: BrokerSecurity | None = None
+        self._token_keys: SigningKeys | None = None
         self._handshakes: HandshakeRunner | None = None
         self._throttle: ConnectionThrottle | None = None
         self.is_ready = False
@@ -261,6 +264,7 @@ class Broker:
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
         budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
         limits = FileLimits(budget.active_files, budget.cached_files, budget.partitions)
+        self._token_keys = open_signing_keys(settings, host_ports)
         runtime = BrokerRuntime(
             settings,
             host_ports,
@@ -270,6 +274,7 @@ class Broker:
             data_format.require_current,
             limits,
             self._security.secrets_keys,
+            new_token_checker(settings, self._token_keys),
         )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)
@@ -306,6 +311,9 @@ class Broker:
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         self._security.start()
         stack.callback(self._security.stop)
+        if self._token_keys is not None:
+            await self._token_keys.start()
+            stack.callback(self._token_keys.stop)
         if self._protected_start is not None:
             ports = runtime.host_ports
             renewal = CertificateRenewal(

@@ -47,6 +47,7 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
 from mansio.broker.services.acls import AclService, follow_acls
+from mansio.broker.services.api_keys import ApiKeyService
 from mansio.broker.services.audit.audit_destinations import AuditFile, AuditTopic
 from mansio.broker.services.audit.audit_queue import AuditQueue
 from mansio.broker.services.audit.audit_service import AuditService
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.services.token_checks import TokenChecker
     from mansio.config.broker_config import BrokerConfigSources
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
@@ -138,9 +140,11 @@ class BrokerRuntime:
         before_newer_format: Callable[[], object] = lambda: None,
         limits: FileLimits = NO_LIMITS,
         secrets_keys: SecretsKeys | None = None,
+        tokens: TokenChecker | None = None,
     ) -> None:
         """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
-        `before_newer_format`: see `Log`. `secrets_keys`: None if the broker has none."""
+        `before_newer_format`: see `Log`. `secrets_keys`: None if the broker has none; `tokens`: None if tokens are not
+        accepted."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -278,7 +282,7 @@ class BrokerRuntime:
         self.partitions.feature(RetentionHoldFeature).holds.set_loaded_check(
             lambda: cluster_member is not None or self.groups.runtime.is_loaded
         )
-        self.service = self._build_services(group_configs)
+        self.service = self._build_services(group_configs, tokens)
         self.broker_configs.on_change(self._use_settings)
 
     def _use_settings(self, config_sources: BrokerConfigSources, settings: Settings) -> None:
@@ -429,7 +433,9 @@ class BrokerRuntime:
         state.on_change(self.dead_letters.handle_topic_change)
         state.on_acl_change(lambda _acl, _exists: self.dead_letters.handle_acl_change())
 
-    def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
+    def _build_services(
+        self, group_configs: GroupConfigManager, tokens: TokenChecker | None
+    ) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
         authorization = self.authorization
         quotas = QuotaService(
@@ -567,6 +573,14 @@ class BrokerRuntime:
             ),
             audit=self.audit,
             users=users,
+            api_keys=ApiKeyService(
+                store=self.store,
+                state=self.state,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                authorization=authorization,
+            ),
             sqs_access_keys=SqsAccessKeyService(
                 self._secrets_keys,
                 store=self.store,
@@ -588,9 +602,11 @@ class BrokerRuntime:
                 authorization=authorization,
             ),
             passwords=passwords,
+            tokens=tokens,
             log_ins=LogInService(
                 users,
                 passwords,
+                tokens,
                 host_ports.clock,
                 host_ports.scheduler,
                 lambda: cluster is None or cluster.is_session_valid(),

@@ -140,7 +140,7 @@ class ProtectedStart:
     def write_client_files(self, addresses: str) -> ClientFiles:
         """Write the settings of kcat for brokers at `addresses`, and return the paths for clients. Raises `OSError`."""
         ca, password, kcat = (self._path(name) for name in (CA_FILE, PASSWORD_FILE, KCAT_FILE))
-        mechanism = min(self._mechanisms, key=SASL_MECHANISMS.index)
+        mechanism = next((name for name in SASL_MECHANISMS if name in self._mechanisms), SASL_MECHANISMS[0])
         content = self._read(PASSWORD_FILE)
         if content is None:
             with contextlib.suppress(FileNotFoundError):

@@ -6,9 +6,9 @@
     kafka.ssl.truststore.*           authorities, in PEM (type=PEM, with location or certificates)
     kafka.ssl.keystore.location      certificate and key of the client, in PEM (type=PEM)
 
-    tls, user, password, mechanism, certificate, key, keyPassword, token
+    tls, user, password, mechanism, certificate, key, keyPassword, delegationToken
 
-With `token=true`, or `tokenauth="true"` in the line of JAAS, user and password are the id and the secret of a
+With `delegationToken=true`, or `tokenauth="true"` in the line of JAAS, user and password are the id and the secret of a
 delegation token (KIP-48): then no task has the password of the user.
 
 Files exist on the driver and on each executor. Without any of these options, the environment of the driver and the
@@ -42,7 +42,7 @@ OWN_OPTIONS: Final = {
     "certificate": "certificate",
     "key": "key",
     "keyPassword": "key_password",
-    "token": "token",
+    "delegationToken": "delegation_token",
 }
 """Option of Mansio -> setting."""
 
@@ -104,7 +104,11 @@ def parse_security(text: Callable[[str], str | None], bootstrap_servers: str) ->
     kafka = [name for name in KAFKA_OPTIONS if text(name) is not None]
     if not kafka:
         tls = own.get("tls")
-        given = {**own, "tls": None if tls is None else parse_tls(tls), "token": _flag(own.get("token"))}
+        given = {
+            **own,
+            "tls": None if tls is None else parse_tls(tls),
+            "delegation_token": _flag(own.get("delegation_token")),
+        }
         return resolve_security(bootstrap_servers, given)
     if own:
         raise ConfigError(f"option {kafka[0]} cannot be used with those of Mansio's own: give one kind")
@@ -133,7 +137,7 @@ def _parse_kafka_options(text: Callable[[str], str | None], given: list[str]) ->
         user=user,
         password=password,
         mechanism=mechanism,
-        token=is_token,
+        delegation_token=is_token,
         certificate=text(_KEY_FILE) or "",
         key_password=text(_KEY_PASSWORD) or "",
         authorities=text(_TRUST_TEXT) or "",
@@ -145,7 +149,9 @@ def _flag(text: str | None) -> bool | None:
     if text is None:
         return None
     if text.strip().lower() not in ("true", "false"):
-        raise ConfigError("option token is true or false; the secret of a token is the option password")
+        raise ConfigError(
+            "option delegationToken is true or false; the secret of a token is the option password"
+        )
     return text.strip().lower() == "true"
 
 

@@ -105,10 +105,13 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
     FORWARD_REQUEST = 20115
     SET_PASSWORD = 20116
-    CHECK_AUTHORIZATION = 20120
     CREATE_SQS_ACCESS_KEY = 20117
     DESCRIBE_SQS_ACCESS_KEYS = 20118
     DELETE_SQS_ACCESS_KEY = 20119
+    CHECK_AUTHORIZATION = 20120
+    CREATE_API_KEY = 20121
+    DESCRIBE_API_KEYS = 20122
+    DELETE_API_KEY = 20123
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -677,6 +680,28 @@ _ROWS: Final = (
         "sqs_access_keys.delete_sqs_access_key",
         note="Mansio's own.",
     ),
+    Api(
+        ApiKey.CREATE_API_KEY,
+        0,
+        0,
+        "api_keys.create_api_key",
+        note="Mansio's own. Creates an API key of a user, and returns it. Refused (POLICY_VIOLATION) unless the "
+        "connection is encrypted or from the broker's machine.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_API_KEYS,
+        0,
+        0,
+        "api_keys.describe_api_keys",
+        note="Mansio's own. API keys of one user or of all, without the keys themselves.",
+    ),
+    Api(
+        ApiKey.DELETE_API_KEY,
+        0,
+        0,
+        "api_keys.delete_api_key",
+        note="Mansio's own. Deletes an API key; its sessions end.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -782,6 +807,9 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.CREATE_SQS_ACCESS_KEY: 0,
     ApiKey.DESCRIBE_SQS_ACCESS_KEYS: 0,
     ApiKey.DELETE_SQS_ACCESS_KEY: 0,
+    ApiKey.CREATE_API_KEY: 0,
+    ApiKey.DESCRIBE_API_KEYS: 0,
+    ApiKey.DELETE_API_KEY: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -394,6 +394,8 @@ _CHANGES: Final[Mapping[ApiKey, Callable[[dict[str, Any], int, Named], None]]] =
     ApiKey.ALTER_SCHEDULES: _schedule,
     ApiKey.CREATE_SQS_ACCESS_KEY: _set(user="carol"),
     ApiKey.DESCRIBE_SQS_ACCESS_KEYS: _set(user="carol"),
+    ApiKey.CREATE_API_KEY: _set(user="carol", description="", valid_ms=-1),
+    ApiKey.DESCRIBE_API_KEYS: _set(user="carol"),
     ApiKey.SET_PASSWORD: _set(user="carol", password=b"another password"),
     ApiKey.FORWARD_REQUEST: _set(request=b"\0" * 20),
 }

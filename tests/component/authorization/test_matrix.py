@@ -248,3 +248,8 @@ def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
         assert peer.closed(), key.name
         peer.socket.close()
     assert room.fingerprint() == before
+
+
+def test_what_administers_is_audited() -> None:
+    administering = {key for key, row in KAFKA.items() if row.effect is Effect.ADMINISTERS}
+    assert set(ADMINISTRATIVE) == administering

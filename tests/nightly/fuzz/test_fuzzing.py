@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NIGHTLY_S = int(os.environ.get("MANSIO_NIGHTLY_FUZZ_SECONDS", "45"))
 """For each target: ten of them in less than ten minutes."""
 
-UNAUTHENTICATED = ("gate", "sasl")
+UNAUTHENTICATED = ("gate", "sasl", "tokens")
 """Targets that read what a client sends before it has authenticated."""
 
 UNAUTHENTICATED_INPUTS = int(os.environ.get("MANSIO_NIGHTLY_FUZZ_INPUTS", "1000000"))

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 PAGE: Final = "docs/how-to/connect-securely.md"
 FIRST: Final = (
     *("user", "connect", "environment", "context"),
-    *("confluent-kafka", "kafka-python", "aiokafka", "kcat", "celery", "access-keys"),
+    *("confluent-kafka", "kafka-python", "aiokafka", "kcat", "celery"),
+    *("api-key", "connect-api-key", "issuer"),
 )
-OTHER_PROTOCOLS: Final = ("curl", "boto3", "grpcio")
+OTHER_PROTOCOLS: Final = ("access-keys", "curl", "boto3", "grpcio", "curl-api-key")
+TOKENS: Final = ("token", "confluent-kafka-token", "curl-token")
 CERTIFICATES: Final = ("certificate", "confluent-kafka-certificate", "doctor")
 NIGHTLY: Final = (
     *("java-settings", "Greet.java", "java", "kafka-configs", "java-certificate"),
@@ -33,8 +35,8 @@ pytestmark = pytest.mark.full
 
 
 def test_each_example_is_run() -> None:
-    commands = ("serve", "serve-protocols", "serve-certificates")
-    assert set(examples(PAGE)) == {*commands, *FIRST, *OTHER_PROTOCOLS, *CERTIFICATES, *NIGHTLY}
+    commands = ("serve", "serve-protocols", "serve-certificates", "serve-tokens")
+    assert set(examples(PAGE)) == {*commands, *FIRST, *OTHER_PROTOCOLS, *CERTIFICATES, *TOKENS, *NIGHTLY}
 
 
 def test_examples_of_the_page_work_in_their_order(tmp_path: Path) -> None:
@@ -50,6 +52,11 @@ def test_examples_of_the_page_work_in_their_order(tmp_path: Path) -> None:
     with started(tmp_path, PAGE, SecurityBench, "serve-protocols") as bench:
         printed = bench.follow({name: found[name] for name in OTHER_PROTOCOLS})
     assert '"name":"greetings"' in "".join(printed["curl"])
+    assert '"name":"greetings"' in "".join(printed["curl-api-key"])
+
+    with started(tmp_path, PAGE, SecurityBench, "serve-tokens") as bench:
+        printed = bench.follow({name: found[name] for name in TOKENS})
+    assert '"name":"greetings"' in "".join(printed["curl-token"])
 
     with started(tmp_path, PAGE, SecurityBench, "serve-certificates") as bench:
         printed = bench.follow({name: found[name] for name in CERTIFICATES})

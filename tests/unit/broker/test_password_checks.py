@@ -14,11 +14,10 @@ from mansio.broker.services.password_checks import (
     TOO_MANY_WRONG,
     WRONG_PER_S_MAX,
     PasswordChecker,
-    Refused,
     network_of,
 )
 from mansio.state.authentication.credentials import CredentialDirectory, ScramCredential, ScramMechanism
-from mansio.state.authentication.outcomes import Accepted, Rejected
+from mansio.state.authentication.outcomes import Accepted, Refused, Rejected
 from mansio.state.authentication.plain import PasswordCheck
 from support.credentials import SERVER_SECRET, credential
 

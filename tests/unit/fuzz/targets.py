@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -31,6 +32,13 @@ from mansio.errors import (
     WireError,
 )
 from mansio.metadata import metadata_store
+from mansio.state.authentication.bearer_tokens import (
+    InvalidKeys,
+    KeySet,
+    TokenRules,
+    parse_keys,
+    verify_token,
+)
 from mansio.state.authentication.certificate_names import (
     InvalidSubject,
     MappingRules,
@@ -38,7 +46,8 @@ from mansio.state.authentication.certificate_names import (
     user_of_certificate,
 )
 from mansio.state.authentication.credentials import ScramMechanism
-from mansio.state.authentication.outcomes import Challenge
+from mansio.state.authentication.oauth_bearer import OAuthBearerServer, bearer_message
+from mansio.state.authentication.outcomes import Accepted, Challenge, Refused, Rejected
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
     BROKER_HANDSHAKE,
@@ -65,6 +74,7 @@ from mansio.wire.codec.messages import REQUEST, RESPONSE, encode_request
 from mansio.wire.framing import FrameReader, new_scratch_buffer
 from mansio.wire.headers import read_request_header, request_header, response_header
 from mansio.wire.internal_records import consumer_protocol, offset_and_group_records
+from support import tokens
 from support.certificate_subjects import element, random_subject
 from support.credentials import NONCE, ScramPeer, credential, directory
 from unit.fuzz.mutations import framed
@@ -397,6 +407,7 @@ def feed_sasl(data: bytes) -> None:
         outcome = session.authenticate(data[start:position], 0)
         if isinstance(outcome, PasswordCheck):
             outcome = session.complete(outcome.run(0), 0)
+        assert not isinstance(outcome, Refused)
         is_closed = outcome.closing is not Closing.NEVER
     assert session.user is None or session.user.name == "alice"
     assert (session.gate(ApiKey.METADATA, 12, 0) is Gate.SERVE) == session.is_authenticated
@@ -517,6 +528,55 @@ def certificate_corpus(random: Random) -> list[bytes]:
     return [*subjects, *(element(0x30, one + field) for one in signed)]
 
 
+# Tokens
+
+TOKEN_NOW_MS: Final = 1_700_000_000_000
+TOKEN_RULES: Final = TokenRules(tokens.ISSUER, frozenset({tokens.AUDIENCE}), groups_claim="groups")
+
+
+@cache
+def token_issuer() -> tokens.Issuer:
+    return tokens.Issuer()
+
+
+@cache
+def token_keys() -> KeySet:
+    return parse_keys(token_issuer().jwks())
+
+
+@cache
+def valid_token(key_id: str, algorithm: str) -> str:
+    body = tokens.claims(TOKEN_NOW_MS // 1000, groups=["a"])
+    return token_issuer().sign(body, key_id=key_id, algorithm=algorithm)
+
+
+def feed_token(data: bytes) -> None:
+    """After a byte, a message of OAUTHBEARER or a document with keys. A token is accepted only if it is a valid one."""
+    if not data or data[0] % 2:
+        with suppress(InvalidKeys):
+            parse_keys(data[1:])
+        return
+
+    def verify(token: str, now_ms: int) -> Accepted | Rejected:
+        outcome = verify_token(token, token_keys(), TOKEN_RULES, now_ms)
+        if not isinstance(outcome, Accepted):
+            return Rejected("not valid")
+        # Signatures of ECDSA can be altered into others that are valid; what is signed cannot.
+        signed = {valid_token(*each).rpartition(".")[0] for each in TOKEN_KINDS}
+        assert token.rpartition(".")[0] in signed
+        return outcome
+
+    OAuthBearerServer(verify).step(data[1:], TOKEN_NOW_MS)
+
+
+TOKEN_KINDS: Final = ((tokens.KEY_ID, "RS256"), ("ec-1", "ES256"), ("ed-1", "EdDSA"))
+
+
+def token_corpus(_: Random) -> list[bytes]:
+    valid = [b"\0" + bearer_message(valid_token(*each)) for each in TOKEN_KINDS]
+    return [*valid, b"\1" + token_issuer().jwks()]
+
+
 class Target(NamedTuple):
     """`feed` takes any bytes; `corpus` makes sound ones."""
 
@@ -536,6 +596,7 @@ TARGETS = {
     "group_records": Target(feed_group_record, group_record_corpus),
     "sasl": Target(feed_sasl, sasl_corpus),
     "gate": Target(feed_gate, gate_corpus),
+    "tokens": Target(feed_token, token_corpus),
     "certificates": Target(feed_certificate, certificate_corpus),
     "metadata_values": Target(feed_metadata_value, metadata_corpus),
 }

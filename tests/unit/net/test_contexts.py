@@ -6,7 +6,8 @@ import errno
 import os
 import pickle
 import stat
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -111,6 +112,22 @@ def test_what_is_given_precedes_the_environment_which_precedes_the_context(
     given_settings = {"user": "carol", "password": "x", "tls": None}
     assert resolve_security(HERE, given_settings) == SecuritySettings("ca.pem", "carol", "x")
     assert resolve_security(HERE, {"tls": False, "user": "", "password": ""}) == SecuritySettings()
+
+
+@pytest.mark.parametrize(
+    "stated", [{"api_key": "mansio_1"}, {"token": "t"}, {"token_provider": str}, {"user": "", "password": ""}]
+)
+def test_another_credential_takes_the_place_of_the_user_of_a_context(stated: dict[str, Any]) -> None:
+    store_contexts(Contexts({"here": Context(HERE, replace(ALICE, mechanism="PLAIN"))}))
+    assert resolve_security(HERE, stated) == SecuritySettings(tls=True, **stated)
+
+
+def test_api_key_of_a_context_is_used_and_gives_way_to_a_user() -> None:
+    by_key = SecuritySettings(tls=True, api_key="mansio_1")
+    store_contexts(Contexts({"here": Context(HERE, by_key)}))
+    assert resolve_security(HERE) == by_key
+    bob: dict[str, Any] = {"user": "bob", "password": "bobs"}
+    assert resolve_security(HERE, bob) == SecuritySettings(tls=True, **bob)
 
 
 @pytest.mark.parametrize(

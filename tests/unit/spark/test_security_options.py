@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import ConfigError
+from mansio.net.sasl import SaslCredentials
 from mansio.net.security_settings import VARIABLES, SecuritySettings
 from mansio.spark.options import SinkOptions, SourceOptions
 from mansio.spark.security_options import OWN_OPTIONS, parse_jaas_config
@@ -76,13 +77,13 @@ def test_mansios_own_names_are_those_of_its_client() -> None:
 
 
 def test_a_delegation_token_is_named_by_an_option_or_in_the_line_of_jaas() -> None:
-    own = security(user="id", password=SECRET, token="true")
-    assert own == SecuritySettings(user="id", password=SECRET, token=True)
+    own = security(user="id", password=SECRET, delegationToken="true")
+    assert own == SecuritySettings(user="id", password=SECRET, delegation_token=True)
     line = f'{SCRAM_MODULE} required username="id" password="{SECRET}" tokenauth="true";'
-    assert security(**{**SASL, "kafka.sasl.jaas.config": line}).token is True
-    assert security(**SASL).token is False
+    assert security(**{**SASL, "kafka.sasl.jaas.config": line}).delegation_token is True
+    assert security(**SASL).delegation_token is False
     credentials = own.credentials()
-    assert credentials is not None
+    assert isinstance(credentials, SaslCredentials)
     assert credentials.is_token
 
 
@@ -118,8 +119,8 @@ def test_without_options_the_environment_of_the_driver_applies(monkeypatch: pyte
             "kafka.sasl.mechanism": "PLAIN",
             "kafka.sasl.jaas.config": f'{PLAIN_MODULE} required username="a" password="{SECRET}" tokenauth="true";',
         },
-        {"user": "a", "password": SECRET, "token": SECRET},
-        {"token": "true"},
+        {"user": "a", "password": SECRET, "delegationToken": SECRET},
+        {"delegationToken": "true"},
         {**SASL, "kafka.ssl.truststore.location": "ca.jks"},
         {**SASL, "kafka.ssl.truststore.location": "ca.jks", "kafka.ssl.truststore.type": "JKS"},
         {**SASL, "kafka.ssl.keystore.location": "me.pem"},
@@ -164,7 +165,7 @@ def test_any_other_line_is_refused_in_one_line(line: str) -> None:
 
 def test_spark_hides_each_option_that_contains_a_secret() -> None:
     for name, setting in OWN_OPTIONS.items():
-        assert ("password" in setting or setting == "token") == bool(REDACTION.search(name)), name
+        assert ("password" in setting or setting == "delegationToken") == bool(REDACTION.search(name)), name
     assert REDACTION.search("kafka.ssl.key.password")
     assert REDACTION.search(SASL["kafka.sasl.jaas.config"])  # its name is not hidden, each valid value is
 

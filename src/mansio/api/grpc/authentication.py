@@ -1,4 +1,5 @@
-"""Authentication of gRPC calls: user and password in the metadata (`authorization: Basic ...`), or a certificate.
+"""Authentication of gRPC calls: user and password in the metadata (`authorization: Basic ...`), a token or an API key
+(`authorization: Bearer ...`), or a certificate.
 
 An interceptor, so that it is in front of every method of every service, reflection included. One is open: the health
 check, which says that the server serves and nothing else, for probes that have no user.
@@ -48,8 +49,8 @@ def session_of_call() -> ClientSession:
     return _session.get()
 
 
-def by_password(log_ins: LogInService) -> Identify:
-    """Identify clients by the user and the password in the metadata of each call."""
+def by_log_in(log_ins: LogInService) -> Identify:
+    """Identify clients by the credential in the metadata of each call."""
 
     @contextlib.asynccontextmanager
     async def identify(context: Any) -> AsyncIterator[ClientSession]:

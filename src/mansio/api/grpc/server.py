@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.answers import serialized
-from mansio.api.grpc.authentication import Authentication, by_certificate, by_password
+from mansio.api.grpc.authentication import Authentication, by_certificate, by_log_in
 from mansio.api.grpc.credentials import CertificateSource
 from mansio.api.grpc.endings import end_call
 from mansio.api.grpc.requests import parse
@@ -73,7 +73,7 @@ class GrpcServer:
         settings = services.settings
         self._interceptors: list[Authentication] = []
         if settings.grpc_security.is_authenticated:
-            self._interceptors.append(Authentication(by_password(services.log_ins)))
+            self._interceptors.append(Authentication(by_log_in(services.log_ins)))
         elif is_protocol_authenticated(settings.grpc_security, settings.ssl_client_auth):
             rules = MappingRules(settings.ssl_principal_mapping_rules)
             self._interceptors.append(Authentication(by_certificate(rules, services.log_ins)))

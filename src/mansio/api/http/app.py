@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 
 from mansio.api.http import health, metrics
-from mansio.api.http.authentication import BasicAuthentication, CertificateAuthentication
+from mansio.api.http.authentication import CertificateAuthentication, LogInAuthentication
 from mansio.api.http.errors import EXCEPTION_HANDLERS
 from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 from mansio.api.http.service_stats import ServiceStats
@@ -54,14 +54,14 @@ def authenticating(
         return None if broker is None else broker.services.log_ins
 
     if settings.http_security.is_authenticated:
-        return BasicAuthentication(app, log_ins)
+        return LogInAuthentication(app, log_ins)
     if has_certificate_users(settings.http_security, settings.ssl_client_auth):
         rules = MappingRules(settings.ssl_principal_mapping_rules)
         return CertificateAuthentication(app, rules, log_ins, revocations)
     address = settings.http_address
     if settings.authorizer != "none" and (address is None or is_loopback_host(address.host)):
         # Programs on this machine may log in, for the rights of their user.
-        return BasicAuthentication(app, log_ins, is_required=False)
+        return LogInAuthentication(app, log_ins, is_required=False)
     return app
 
 

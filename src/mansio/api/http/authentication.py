@@ -1,4 +1,5 @@
-"""Authentication of the HTTP listener: user and password in each request (HTTP Basic, RFC 7617), or a certificate.
+"""Authentication of the HTTP listener: in each request user and password (HTTP Basic, RFC 7617) or a bearer token (RFC
+6750), which may be an API key, or a certificate of the connection.
 
 It is in front of all routes, known or not, with one exception: health checks without credentials, which answer whether
 the broker is live or ready and nothing else, for probes that have no user.
@@ -29,7 +30,9 @@ from mansio.errors import (
     SaslAuthenticationFailed,
     Unavailable,
 )
+from mansio.state.authentication import bearer
 from mansio.state.authentication.basic import CHALLENGE
+from mansio.state.authentication.bearer import is_bearer
 from mansio.state.authentication.certificate_names import InvalidSubject, user_of_certificate
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ def may_see_names(request: Request, may_describe: Callable[[Caller], bool]) -> b
     )
 
 
-class BasicAuthentication:
+class LogInAuthentication:
     """ASGI application that passes the requests of users on to another one."""
 
     def __init__(
@@ -182,7 +185,9 @@ async def _serve(
 async def _answer(error: MansioError, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
     response = await on_mansio_error(request, error)
     if response.status_code == 401:
+        is_invalid = is_bearer(request.headers.get("authorization", ""))
         response.headers["www-authenticate"] = CHALLENGE
+        response.headers.append("www-authenticate", bearer.INVALID_TOKEN if is_invalid else bearer.CHALLENGE)
     await response(scope, receive, send)
 
 

@@ -102,6 +102,9 @@ class ServiceStats:
         if self._broker is None:
             return
         service = self._broker.services
+        tokens = service.tokens
+        if tokens is not None and tokens.keys_failure:
+            yield Problem("token_keys_not_read", tokens.keys_failure)
         if (certificates := self._broker.certificates) is not None:
             now_s = service.clock.wall_ms() / 1000
             server_context = certificates.server_context

@@ -25,7 +25,8 @@ class ClientSession:
     session in Unix time, None if it has none. `credential_revision` is the revision of the credential with which the
     client has authenticated, 0 without authentication. `is_broker`: a broker of the cluster asks for itself, and may do
     everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`. `credential_id` is the id of
-    the access key, or delegation token, with which the client has authenticated, "" for a password or a certificate.
+    the API key, access key of SQS or delegation token with which the client has authenticated, "" for any other
+    credential.
     """
 
     user: str = ANONYMOUS_USER
@@ -75,7 +76,14 @@ class Caller:
         """The client as requests to other brokers name it."""
         session = self.session
         user = "" if session.user == ANONYMOUS_USER else session.user
-        return ForwardedClient(self.address, user, session.listener, session.credential_revision)
+        return ForwardedClient(
+            self.address,
+            user,
+            session.listener,
+            session.credential_revision,
+            session.groups,
+            session.credential_id,
+        )
 
     def timeout_ms(self, timeout_ms: float, now: float) -> float:
         """Return `timeout_ms`, or the time until the deadline if it is shorter; never negative. `now`: monotonic
@@ -102,5 +110,9 @@ BROKER_CALLER: Final = Caller(BROKER_SESSION)
 def session_of(client: ForwardedClient) -> ClientSession:
     """Return the session of a client for which another broker forwards a request. That broker ends it."""
     return ClientSession(
-        client.user or ANONYMOUS_USER, client.listener, credential_revision=client.credential_revision
+        client.user or ANONYMOUS_USER,
+        client.listener,
+        credential_revision=client.credential_revision,
+        groups=client.groups,
+        credential_id=client.credential_id,
     )

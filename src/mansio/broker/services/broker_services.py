@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.acls import AclService
+    from mansio.broker.services.api_keys import ApiKeyService
     from mansio.broker.services.audit.audit_service import AuditService
     from mansio.broker.services.authorization import Authorization
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
     from mansio.broker.services.statistics import Statistics
+    from mansio.broker.services.token_checks import TokenChecker
     from mansio.broker.services.topic_admin import TopicAdminService
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
@@ -80,7 +82,10 @@ class BrokerServices:
     users: UserService
     sqs_access_keys: SqsAccessKeyService
     delegation_tokens: DelegationTokenService
+    api_keys: ApiKeyService
     passwords: PasswordChecker
+    tokens: TokenChecker | None
+    """None if tokens are not accepted."""
     log_ins: LogInService
     configs: ConfigService
     group_coordinator: GroupCoordinator

@@ -1,4 +1,5 @@
-"""Log-ins of clients that send user and password with each request: HTTP Basic, also in the metadata of gRPC calls.
+"""Log-ins of clients that send their credential with each request of HTTP, or in the metadata of each call of gRPC:
+user and password (Basic), a token of an identity provider, or an API key (Bearer).
 
 A request gets a `ClientSession`, which ends when the user's credential changes. `watch` reports that to a request that
 waits, and to a stream, so that no request outlives the password with which it began.
@@ -7,7 +8,7 @@ Invariants:
 * While a broker is cut off from its cluster it does not learn that a user was deleted: watched sessions end when that
   has lasted for `authorization_stale_max_ms`, as the Kafka connections of users do.
 * Unknown users and wrong passwords get the same answer, after the same work.
-* No error and no log line contains a password.
+* No error and no log line contains a password or a token.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.routing.caller import ClientSession
-from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG, Refused
+from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG
 from mansio.errors import SaslAuthenticationFailed, ThrottlingQuotaExceeded, Unavailable
 from mansio.logs import fields
 from mansio.ports import complete_from
+from mansio.state.authentication.api_keys import ApiKeyCheck, id_of_key
 from mansio.state.authentication.basic import read_basic
-from mansio.state.authentication.outcomes import Rejected
+from mansio.state.authentication.bearer import is_bearer, read_bearer
+from mansio.state.authentication.outcomes import NO_KEYS, Refused, Rejected
 from mansio.tracebacks import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.broker.services.password_checks import Outcome, PasswordChecker
+    from mansio.broker.services.token_checks import TokenChecker
     from mansio.broker.services.users import UserService
     from mansio.ports import Clock, Promise, Scheduler
     from mansio.state.authentication.outcomes import Accepted
@@ -40,15 +44,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_IN_FAILURES: Final = ("credentials", "changed", "stale", "unavailable", QUEUE_FULL, TOO_MANY_WRONG)
+LOG_IN_FAILURES: Final = (
+    "credentials",
+    "changed",
+    "stale",
+    "unavailable",
+    QUEUE_FULL,
+    TOO_MANY_WRONG,
+    NO_KEYS,
+)
 """Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker is
-cut off from the cluster; it has no session there; the password was not checked (`password_checks`)."""
+cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token,
+because there are no keys."""
 
 CUT_OFF: Final = "this broker is cut off from the cluster"
 
 WRONG: Final = "the user or the password is wrong"
-_CHANGED: Final = "the password was changed, or the user or its access key deleted"
-MISSING: Final = "this listener asks for a user and a password"
+_CHANGED: Final = "the credential was changed, or it or its user deleted"
+NOT_VALID: Final = "the token is not valid"
+MISSING: Final = "this listener asks for a user and a password, or for a token"
 
 
 class LogInService:
@@ -61,6 +75,7 @@ class LogInService:
         "_passwords",
         "_scheduler",
         "_stale_s",
+        "_tokens",
         "_users",
         "_watched",
         "accepted",
@@ -71,15 +86,17 @@ class LogInService:
         self,
         users: UserService,
         passwords: PasswordChecker,
+        tokens: TokenChecker | None,
         clock: Clock,
         scheduler: Scheduler,
         is_available: Callable[[], bool],
         stale_max_ms: float,
     ) -> None:
-        """`is_available`: whether this broker knows the present users, as one without a session in its cluster may
-        not. `stale_max_ms`: time without that after which sessions end."""
+        """`tokens`: None if tokens are not accepted. `is_available`: whether this broker knows the present users, as
+        one without a session in its cluster may not. `stale_max_ms`: time without that after which sessions end."""
         self._users = users
         self._passwords = passwords
+        self._tokens = tokens
         self._clock = clock
         self._scheduler = scheduler
         self._is_available = is_available
@@ -89,7 +106,7 @@ class LogInService:
         self._watched: dict[str, dict[object, tuple[ClientSession, OnChange]]] = {}
         """Sessions of requests in progress by user."""
         self.accepted = 0
-        """Number of requests whose user and password were right."""
+        """Number of requests whose credential was right."""
         self.failures = dict.fromkeys(LOG_IN_FAILURES, 0)
         users.on_change(self._handle_user_change)
 
@@ -98,29 +115,47 @@ class LogInService:
         none.
 
         Raises `SaslAuthenticationFailed`, `ThrottlingQuotaExceeded` after too many wrong passwords from the address,
-        `Unavailable` if the password cannot be checked now.
+        `Unavailable` if the credential cannot be checked now.
         """
         if not authorization:
             raise SaslAuthenticationFailed(MISSING)
         if not self._is_available():
             self._count("unavailable", address, "this broker has no valid session in the cluster")
-            raise Unavailable("this broker cannot check passwords now")
-        check = read_basic(authorization, self._users.directory)
-        outcome: Outcome = check if isinstance(check, Rejected) else await self._check(check, address)
+            raise Unavailable("this broker cannot check credentials now")
+        wrong = NOT_VALID if is_bearer(authorization) else WRONG
+        outcome = await self._outcome(authorization, address)
         if isinstance(outcome, Refused):
-            self._count(outcome.reason, address, "the password was not checked")
+            self._count(outcome.reason, address, "the credential was not checked")
+            if outcome.reason == NO_KEYS:
+                raise Unavailable("this broker cannot check tokens now")
             if outcome.reason == TOO_MANY_WRONG:
                 raise ThrottlingQuotaExceeded("too many wrong passwords came from this address")
             raise Unavailable("too many passwords wait to be checked")
         if isinstance(outcome, Rejected):
             self._count("credentials", address, outcome.reason, outcome.user)
-            raise SaslAuthenticationFailed(WRONG)
+            raise SaslAuthenticationFailed(wrong)
         session = self._present(_session_of(outcome))
         if session is None:
-            self._count("changed", address, "the password was changed during the log-in", outcome.user)
-            raise SaslAuthenticationFailed(WRONG)
+            self._count("changed", address, "the credential was changed during the log-in", outcome.user)
+            raise SaslAuthenticationFailed(wrong)
         self.accepted += 1
         return session
+
+    async def _outcome(self, authorization: str, address: str) -> Outcome:
+        if is_bearer(authorization):
+            return self._check_bearer(read_bearer(authorization))
+        check = read_basic(authorization, self._users.directory)
+        if isinstance(check, ApiKeyCheck):
+            return check.run(self._clock.wall_ms())
+        return check if isinstance(check, Rejected) else await self._check(check, address)
+
+    def _check_bearer(self, token: str) -> Outcome:
+        now_ms = self._clock.wall_ms()
+        if id_of_key(token) is not None:
+            return ApiKeyCheck(token, self._users.directory.find_api_key).run(now_ms)
+        if self._tokens is None:
+            return Rejected("tokens are not accepted")
+        return self._tokens.recall_or_verify(token, now_ms)
 
     async def _check(self, check: PasswordCheck, address: str) -> Outcome:
         promise: Promise[Outcome] = self._scheduler.promise()
@@ -190,10 +225,13 @@ class LogInService:
 
     def _present(self, session: ClientSession) -> ClientSession | None:
         """Return a session with its present end; None if its credential is not valid any more. With a previous
-        password it ends with that, and with an access key when that is deleted. A session without a credential, as by
-        a certificate, does not depend on one."""
+        password it ends with that, and with an API key or access key when that is deleted. A session without a
+        credential, as by a certificate, does not depend on one."""
         if session.credential_id:
-            return session if self._users.has_access_key(session.user, session.credential_id) else None
+            is_known = self._users.directory.find_api_key(
+                session.credential_id
+            ) is not None or self._users.has_access_key(session.user, session.credential_id)
+            return session if is_known else None
         if not session.credential_revision:
             return session
         found = self._users.directory.find_any(session.user)
@@ -217,5 +255,9 @@ class LogInService:
 
 def _session_of(accepted: Accepted) -> ClientSession:
     return ClientSession(
-        accepted.user, expires_ms=accepted.valid_until_ms, credential_revision=accepted.revision
+        accepted.user,
+        expires_ms=accepted.valid_until_ms,
+        credential_revision=accepted.revision,
+        groups=accepted.groups,
+        credential_id=accepted.credential_id,
     )

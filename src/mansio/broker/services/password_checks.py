@@ -20,7 +20,7 @@ from functools import partial
 from ipaddress import IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.state.authentication.outcomes import Accepted, Rejected
+from mansio.state.authentication.outcomes import Accepted, Refused, Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,14 +45,9 @@ ADDRESSES_MAX: Final = 10_000
 PROCESS_KEY_BYTES: Final = 32
 
 
-class Refused(NamedTuple):
-    """The password was not checked. `reason`: `QUEUE_FULL` or `TOO_MANY_WRONG`."""
-
-    reason: str
-
-
 QUEUE_FULL: Final = "queue_full"
 TOO_MANY_WRONG: Final = "too_many_wrong"
+"""Reasons of a `Refused`."""
 
 if TYPE_CHECKING:
     Outcome = Accepted | Rejected | Refused

@@ -8,8 +8,8 @@ before a listener authenticates its first client.
 
 Invariants:
 * A user is changed by one transaction, all mechanisms or none, and only if no one else has changed it meanwhile.
-* With a user, what belongs to it is deleted: access keys of SQS and delegation tokens. A new user of the same name has
-  none of them.
+* With a user, what belongs to it is deleted: API keys, access keys of SQS and delegation tokens. A new user of the same
+  name has none of them.
 * No error and no log line contains a password, a salted password or a key.
 
 Model: ScramControlManager of Kafka.
@@ -18,13 +18,11 @@ Model: ScramControlManager of Kafka.
 from __future__ import annotations
 
 import logging
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.routing.caller import ANONYMOUS_USER
 from mansio.config.item_limit import too_many_items
 from mansio.errors import (
     AuthorizationFailed,
@@ -45,12 +43,12 @@ from mansio.ports import complete_from
 from mansio.state.authentication.credentials import (
     ITERATIONS_MIN,
     SALT_BYTES,
-    USER_BYTES_MAX,
     CredentialDirectory,
     ScramCredential,
     ScramMechanism,
     encode_password,
 )
+from mansio.state.authentication.user_names import find_name_fault
 from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import result_of, without_traceback
 
@@ -70,9 +68,6 @@ USERS_MAX: Final = 10_000
 
 PREVIOUS_VALID_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
 """Maximum time for which a previous password stays valid."""
-
-RESERVED_NAMES: Final = (ANONYMOUS_USER, "*")
-"""Names that a new user cannot have: the user without authentication, and the one that means all users in ACLs."""
 
 _MECHANISMS: Final = {mechanism.kafka_type: mechanism for mechanism in ScramMechanism}
 
@@ -151,7 +146,9 @@ class UserService:
             await self._state.wait_for_revision(revision, self._scheduler)
         secret = self._state.server_secret
         assert secret is not None, "the image has the revision in which it was stored"
-        self._directory = CredentialDirectory(self._find, secret, find_token=self._state.tokens.get)
+        self._directory = CredentialDirectory(
+            self._find, secret, find_token=self._state.tokens.get, find_api_key=self._state.find_api_key
+        )
 
     @property
     def directory(self) -> CredentialDirectory:
@@ -358,19 +355,10 @@ class UserService:
 
 
 def check_new_name(name: str) -> None:
-    """Raise `UnacceptableCredential` unless a new user can have this name.
-
-    Clients that prepare names with SASLprep (RFC 4013) and clients that do not send the same bytes for such a name, and
-    it looks the same as no other one in logs and ACLs.
-    """
-    if not 1 <= len(name.encode("utf-8", "replace")) <= USER_BYTES_MAX:
-        raise UnacceptableCredential(f"the name of a user has 1 to {USER_BYTES_MAX} bytes")
-    if name != name.strip() or not name.isprintable() or unicodedata.normalize("NFKC", name) != name:
-        raise UnacceptableCredential(
-            "the name of a user is printable, in the form NFKC of Unicode, and has no spaces at its ends"
-        )
-    if name in RESERVED_NAMES:
-        raise UnacceptableCredential(f"the name {name} is reserved")
+    """Raise `UnacceptableCredential` unless a new user can have this name."""
+    fault = find_name_fault(name)
+    if fault:
+        raise UnacceptableCredential(fault)
 
 
 def _mechanism(kafka_type: int) -> ScramMechanism:

@@ -71,6 +71,14 @@ def add_context(
             "--mechanism", metavar="NAME", help="SCRAM-SHA-256 (the default), SCRAM-SHA-512 or PLAIN."
         ),
     ] = None,
+    api_key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key-file",
+            metavar="FILE",
+            help="File whose first line is an API key, instead of a user; - for standard input.",
+        ),
+    ] = None,
     certificate: Annotated[
         str | None, typer.Option("--certificate", metavar="FILE", help="Certificate of the client (PEM).")
     ] = None,
@@ -100,6 +108,7 @@ def add_context(
         user=user or "",
         password="" if user is None else _read_password(user, password_file),
         mechanism=mechanism or "",
+        api_key="" if api_key_file is None else _read_password("the API key", api_key_file),
         certificate=os.path.abspath(certificate) if certificate else "",
         key=os.path.abspath(key) if key else "",
     )

@@ -1,4 +1,4 @@
-"""`mansio user`: create, list, delete users, set their passwords, and manage their access keys of SQS.
+"""`mansio user`: create, list, delete users, set their passwords, and administer their API keys and access keys of SQS.
 
 Invariant: a password is no argument of a command, because other users of the machine can see those. It comes from a
 prompt on a terminal, from a file, or from standard input.
@@ -28,7 +28,7 @@ from mansio.cli.support.formatting import Output, OutputOption, show_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.client.admin.users import SqsAccessKey, User
+    from mansio.client.admin.users import SqsAccessKey, User, UserApiKey
 
 app = typer.Typer(no_args_is_help=True, help="Users that authenticate with a password.")
 
@@ -200,6 +200,77 @@ def delete_sqs_keys(
     async def work() -> None:
         async with connect(bootstrap_servers) as client:
             await run_for_each(key_ids, client.admin.users.delete_sqs_key)
+
+
+api_keys = typer.Typer(no_args_is_help=True, help="API keys, with which programs of a user log in.")
+app.add_typer(api_keys, name="api-key")
+
+
+@api_keys.command("create")
+def create_api_key(
+    user: UserArgument,
+    description: Annotated[
+        str, typer.Option("--description", metavar="TEXT", help="What the key is for.")
+    ] = "",
+    valid_for: Annotated[
+        str | None,
+        typer.Option(
+            "--valid-for",
+            metavar="DURATION",
+            help="Time after which the key ends, such as 90d. Default: it does not.",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Create an API key of a user, and print it: it cannot be shown again."""
+    valid_s = None if valid_for is None else parse_duration_s(valid_for, "--valid-for")
+
+    async def work() -> str:
+        async with connect(bootstrap_servers) as client:
+            valid = None if valid_s is None else timedelta(seconds=valid_s)
+            created = await client.admin.users.create_api_key(user, description=description, valid_for=valid)
+            return created.key
+
+    typer.echo(run(work()))
+
+
+@api_keys.command("list")
+def list_api_keys(
+    user: Annotated[
+        str | None, typer.Argument(metavar="[USER]", help="Name of the user. Default: all users.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """List API keys, without the keys themselves."""
+
+    async def work() -> Sequence[UserApiKey]:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.users.list_api_keys(user)
+
+    rows = [
+        {
+            "id": key.key_id,
+            "user": key.user,
+            "created": key.created.isoformat(timespec="seconds"),
+            "expires": None if key.expires is None else key.expires.isoformat(timespec="seconds"),
+            "description": key.description,
+        }
+        for key in run(work())
+    ]
+    show_rows(output, rows, ("id", "user", "created", "expires", "description"), empty="no API keys")
+
+
+@api_keys.command("delete")
+def delete_api_keys(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of API keys.")],
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Delete API keys; their sessions end."""
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await run_for_each(ids, client.admin.users.delete_api_key)
 
     run(work())
 

@@ -409,13 +409,13 @@ async def find_wrong_part(address: tuple[str, int], security: SecuritySettings) 
     except UnsupportedSaslMechanism as error:
         return WrongPart("mechanism", error.message)
     except AuthenticationFailed as error:
-        return WrongPart("user or password", error.message)
+        return WrongPart("user or password" if security.user else "token or API key", error.message)
     except MansioError as error:
         # With TLS 1.3 a broker refuses a certificate after the client's handshake, and the reason may be lost.
         is_refused = isinstance(error, ConnectionLost) and security.tls and await speaks_tls(host, port)
         return WrongPart("client certificate" if is_refused else "protocol", error.message)
     try:
-        if not security.user:
+        if not security.has_identity:
 
             async def request(key: int, fields: Mapping[str, Any], version: int) -> Any:
                 return await connection.request(key, fields, version=version)

@@ -1,4 +1,4 @@
-"""Users and their passwords (KIP-554); available as `client.admin.users`.
+"""Users, their passwords (KIP-554) and their API keys; available as `client.admin.users`.
 
 A user has a credential for each mechanism of SCRAM: SCRAM-SHA-256, SCRAM-SHA-512, or both. With PLAIN, its password is
 that of SCRAM-SHA-256 if it has one. A broker accepts passwords, and what is computed of them, on an encrypted
@@ -23,6 +23,7 @@ from mansio.state.authentication.credentials import (
     salt_password,
 )
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.mansio_apis import NO_END_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +53,25 @@ class SqsAccessKey:
     created: datetime | None = None
     secrets_key_id: str = ""
     secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UserApiKey:
+    """An API key of a user. `expires`: None if it does not end."""
+
+    key_id: str
+    user: str
+    created: datetime
+    expires: datetime | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    """A new API key. `key`: the key itself, which is not stored."""
+
+    api_key: UserApiKey
+    key: str = field(repr=False)
 
 
 class UserAdmin:
@@ -162,6 +182,40 @@ class UserAdmin:
         `ResourceNotFound`, `ClusterAuthorizationFailed`, `UnsupportedVersion`."""
         await self._cluster.request(ApiKey.DELETE_SQS_ACCESS_KEY, {"key_id": key_id}, check=_check_error)
 
+    async def create_api_key(
+        self, user: str, *, description: str = "", valid_for: timedelta | None = None
+    ) -> NewApiKey:
+        """Create an API key of a user: programs log in with it instead of the password. It ends after `valid_for`, and
+        with the user.
+
+        Raises `ResourceNotFound`, `PolicyViolation` for too many keys, or if others could read the connection,
+        `InvalidRequest`, and `UnsupportedVersion` if the broker is not Mansio's.
+        """
+        valid_ms = NO_END_MS if valid_for is None else max(valid_for // timedelta(milliseconds=1), 0)
+        response = await self._cluster.request(
+            ApiKey.CREATE_API_KEY,
+            {"user": user, "description": description, "valid_ms": valid_ms},
+            check=_check_error,
+        )
+        return NewApiKey(_api_key(response.api_key), bytes(response.key).decode())
+
+    async def list_api_keys(self, user: str | None = None) -> Sequence[UserApiKey]:
+        """The API keys of a user, or of all users, without the keys themselves."""
+        response = await self._cluster.request(
+            ApiKey.DESCRIBE_API_KEYS,
+            {"user": user},
+            check=_check_error,
+        )
+        return [_api_key(each) for each in response.api_keys]
+
+    async def delete_api_key(self, key_id: str) -> None:
+        """Delete an API key; its sessions end within a second. Raises `ResourceNotFound`."""
+        await self._cluster.request(
+            ApiKey.DELETE_API_KEY,
+            {"key_id": key_id},
+            check=_check_error,
+        )
+
     async def _describe(self, names: Sequence[str] | None) -> Sequence[User]:
         def check(response: Any) -> None:
             raise_for_code(response.error_code, response.error_message)
@@ -195,6 +249,16 @@ class UserAdmin:
 
 def _check_error(response: Any) -> None:
     raise_for_code(response.error_code, response.error_message)
+
+
+def _api_key(described: Any) -> UserApiKey:
+    def time_of(time_ms: int) -> datetime:
+        return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+    expires = None if described.expires_ms == NO_END_MS else time_of(described.expires_ms)
+    return UserApiKey(
+        described.key_id, described.user, time_of(described.created_ms), expires, described.description
+    )
 
 
 def _mechanism(name: str) -> ScramMechanism:

@@ -15,6 +15,7 @@ from mansio.state.authentication.outcomes import Rejected
 from mansio.state.authentication.plain import TOKEN_BYTES_MAX, read_plain_token
 
 if TYPE_CHECKING:
+    from mansio.state.authentication.api_keys import ApiKeyCheck
     from mansio.state.authentication.credentials import CredentialDirectory
     from mansio.state.authentication.plain import PasswordCheck
 
@@ -25,7 +26,7 @@ CHALLENGE: Final = 'Basic realm="mansio", charset="UTF-8"'
 """Value of the header `WWW-Authenticate` with which a server asks for user and password."""
 
 
-def read_basic(value: str, directory: CredentialDirectory) -> PasswordCheck | Rejected:
+def read_basic(value: str, directory: CredentialDirectory) -> PasswordCheck | ApiKeyCheck | Rejected:
     """Decode the value of the header, and look the credential of its user up."""
     if len(value) > VALUE_CHARACTERS_MAX:
         return Rejected(f"credentials of more than {VALUE_CHARACTERS_MAX} characters")

@@ -26,6 +26,8 @@ from mansio.errors import UnacceptableCredential
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mansio.state.authentication.api_keys import StoredApiKey
+
 ITERATIONS_MIN: Final = 4_096
 ITERATIONS_MAX: Final = 16_384
 """As in Kafka. PLAIN computes them for each password that it checks."""
@@ -232,7 +234,7 @@ class CredentialDirectory:
     those that this project makes. KIP-554 leaves both to the client.
     """
 
-    __slots__ = ("_find", "_find_token", "_iterations", "_secret")
+    __slots__ = ("_find", "_find_api_key", "_find_token", "_iterations", "_secret")
 
     def __init__(
         self,
@@ -240,9 +242,10 @@ class CredentialDirectory:
         secret: bytes,
         iterations: int = ITERATIONS_MIN,
         find_token: Callable[[str], StoredToken | None] = lambda _: None,
+        find_api_key: Callable[[str], StoredApiKey | None] = lambda _: None,
     ) -> None:
         """Take the look-up of a user's credential for a mechanism, the server secret, the iterations of substitutes,
-        and the look-up of a delegation token. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN`
+        and the look-ups of delegation tokens and API keys. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN`
         bytes."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"a server secret has at least {SECRET_BYTES_MIN} bytes")
@@ -250,6 +253,7 @@ class CredentialDirectory:
         self._find_token = find_token
         self._secret = secret
         self._iterations = iterations
+        self._find_api_key = find_api_key
 
     def __repr__(self) -> str:
         return "CredentialDirectory(hidden)"
@@ -280,6 +284,10 @@ class CredentialDirectory:
             digest[:SALT_BYTES],
             KeyPair(digest[-mechanism.key_bytes :], digest[-mechanism.key_bytes :]),
         )
+
+    def find_api_key(self, key_id: str) -> StoredApiKey | None:
+        """Return the API key with this id; None if there is none."""
+        return self._find_api_key(key_id)
 
     def find_any(self, user: str) -> FoundCredential:
         """Return the credential with which a password is checked: that for SCRAM-SHA-256 if the user has one, else that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Challenge(NamedTuple):
@@ -20,10 +20,12 @@ class Accepted(NamedTuple):
     revision: int = 0
     """Revision of the credential that had the keys that were used."""
     valid_until_ms: int | None = None
-    """Unix time at which the credential that was used becomes invalid: the end of a previous password, or of a
-    delegation token."""
-    token_id: str = ""
-    """Id of the delegation token that was used; "" for a password."""
+    """Unix time at which the credential that was used becomes invalid: the end of a previous password, of a token, or
+    of an API key."""
+    groups: tuple[str, ...] = ()
+    """Groups of the user, as a token names them."""
+    credential_id: str = ""
+    """Id of the API key or delegation token that was used, "" for another credential."""
 
 
 class Rejected(NamedTuple):
@@ -32,3 +34,13 @@ class Rejected(NamedTuple):
     reason: str
     user: str = ""
     """Name that the client stated, for the log; "" if there is none."""
+
+
+class Refused(NamedTuple):
+    """The credential was not checked, so that the client may try again. `reason` is one short name."""
+
+    reason: str
+
+
+NO_KEYS: Final = "no_keys"
+"""Reason of a `Refused`: this broker has not got the keys of the issuer of tokens yet."""

@@ -15,6 +15,7 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING, Final
 
+from mansio.state.authentication.api_keys import ApiKeyCheck, id_of_key
 from mansio.state.authentication.credentials import (
     PASSWORD_BYTES_MAX,
     USER_BYTES_MAX,
@@ -74,8 +75,9 @@ class PasswordCheck:
         return hmac.digest(process_key, start + user + self._password, hashlib.sha256)
 
 
-def read_plain_token(token: bytes, directory: CredentialDirectory) -> PasswordCheck | Rejected:
-    """Decode the token of a client, and look the credential of its user up."""
+def read_plain_token(token: bytes, directory: CredentialDirectory) -> PasswordCheck | ApiKeyCheck | Rejected:
+    """Decode the token of a client, and look the credential of its user up. A password that has the form of an API key
+    is one."""
     if len(token) > TOKEN_BYTES_MAX:
         return Rejected(f"a token of more than {TOKEN_BYTES_MAX} bytes")
     parts = token.split(b"\0")
@@ -90,7 +92,10 @@ def read_plain_token(token: bytes, directory: CredentialDirectory) -> PasswordCh
         return Rejected(f"a password of less than 1 or more than {PASSWORD_BYTES_MAX} bytes")
     if not _is_utf_8(name) or not _is_utf_8(password):
         return Rejected("a token that is not UTF-8")
-    return PasswordCheck(name.decode(), password, directory)
+    user, text = name.decode(), password.decode()
+    if id_of_key(text) is not None:
+        return ApiKeyCheck(text, directory.find_api_key, user)
+    return PasswordCheck(user, password, directory)
 
 
 def _is_utf_8(text: bytes) -> bool:

@@ -33,15 +33,17 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.config.security import PLAIN, SASL_MECHANISMS
+from mansio.config.security import ALL_MECHANISMS, CONFIDENTIAL_MECHANISMS, OAUTHBEARER, PLAIN
 from mansio.errors import (
     IllegalSaslState,
     SaslAuthenticationFailed,
     UnsupportedSaslMechanism,
     UnsupportedVersion,
 )
+from mansio.state.authentication.api_keys import ApiKeyCheck
 from mansio.state.authentication.credentials import ScramMechanism
-from mansio.state.authentication.outcomes import Accepted, Challenge, Rejected
+from mansio.state.authentication.oauth_bearer import OAuthBearerServer
+from mansio.state.authentication.outcomes import NO_KEYS, Accepted, Challenge, Refused, Rejected
 from mansio.state.authentication.plain import PasswordCheck, read_plain_token
 from mansio.state.authentication.scram import ScramServer
 from mansio.wire.api_versions import ApiKey, is_supported
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from mansio.errors import RequestError
     from mansio.state.authentication.credentials import CredentialDirectory
+    from mansio.state.authentication.oauth_bearer import VerifyToken
 
 SASL_HANDSHAKE: Final = ApiKey.SASL_HANDSHAKE
 SASL_AUTHENTICATE: Final = ApiKey.SASL_AUTHENTICATE
@@ -109,13 +112,16 @@ class Decision(NamedTuple):
 
 
 class AuthenticatedUser(NamedTuple):
-    """User of an authenticated connection, with the mechanism and the revision of the credential that were used."""
+    """User of an authenticated connection, with the mechanism and the revision of the credential that were used.
+    `groups`: of the user, as its token names them."""
 
     name: str
     mechanism: str
     revision: int
-    token_id: str = ""
-    """Id of the delegation token with which the client has authenticated; "" for a password."""
+    groups: tuple[str, ...] = ()
+    credential_id: str = ""
+    """Id of the delegation token (mechanisms SCRAM) or API key (PLAIN) with which the client has authenticated; "" for
+    another credential."""
 
 
 class _State(Enum):
@@ -142,16 +148,18 @@ class SaslSession:
         session_ms_max: int = 0,
         *,
         is_confidential: bool = True,
+        verify_token: VerifyToken = lambda *_: Refused(NO_KEYS),
     ) -> None:
         """Begin the session of a new connection.
 
-        `mechanisms`: those of the listener, of `SASL_MECHANISMS`. `new_nonce` returns `scram.NONCE_BYTES` unpredictable
+        `mechanisms`: those of the listener, of `ALL_MECHANISMS`. `new_nonce` returns `scram.NONCE_BYTES` unpredictable
         bytes. `session_ms_max` (`connections.max.reauth.ms`): time after which clients have to authenticate again; 0:
-        never. `is_confidential`: whether nobody else can read the connection; PLAIN is not offered otherwise.
+        never. `is_confidential`: whether nobody else can read the connection; PLAIN and OAUTHBEARER are not offered
+        otherwise. `verify_token`: verifies the tokens of OAUTHBEARER.
         """
-        unknown = [name for name in mechanisms if name not in SASL_MECHANISMS]
+        unknown = [name for name in mechanisms if name not in ALL_MECHANISMS]
         if unknown or not mechanisms:
-            raise ValueError(f"mechanisms are some of {', '.join(SASL_MECHANISMS)}; not {unknown}")
+            raise ValueError(f"mechanisms are some of {', '.join(ALL_MECHANISMS)}; not {unknown}")
         self.user: AuthenticatedUser | None = None
         """The user of the connection; None until the first authentication has succeeded. It remains during a
         re-authentication: requests that were accepted before continue as this user."""
@@ -159,13 +167,17 @@ class SaslSession:
         """End of the session; None: it has none."""
         self._reauthentication_due_ms: int | None = None
         """End of the session by `session_ms_max`."""
-        self._mechanisms = tuple(name for name in mechanisms if is_confidential or name != PLAIN)
+        self._mechanisms = tuple(
+            name for name in mechanisms if is_confidential or name not in CONFIDENTIAL_MECHANISMS
+        )
         self._directory = directory
         self._new_nonce = new_nonce
+        self._verify_token = verify_token
         self._session_ms_max = session_ms_max
         self._state = _State.NEW
         self._mechanism = ""
-        self._scram: ScramServer | None = None
+        self._exchange: ScramServer | OAuthBearerServer | None = None
+        """Of a mechanism that is not PLAIN."""
         self._reauthentication_began_ms: int | None = None
 
     @property
@@ -183,10 +195,12 @@ class SaslSession:
         password now, the session ends with it. With a delegation token it ends with the token, also if that was renewed
         meanwhile."""
         user = self.user
-        if user is None:
+        if user is None or user.mechanism == OAUTHBEARER:  # a token is valid until it expires
             return True
-        if user.token_id:
-            token = self._directory.find_token(user.token_id, ScramMechanism(user.mechanism))
+        if user.credential_id and user.mechanism == PLAIN:
+            return self._directory.find_api_key(user.credential_id) is not None
+        if user.credential_id:
+            token = self._directory.find_token(user.credential_id, ScramMechanism(user.mechanism))
             due_ms = self._reauthentication_due_ms
             self.expires_ms = token.expires_ms if due_ms is None else min(due_ms, token.expires_ms)
             return token.found.is_known and token.user == user.name
@@ -276,28 +290,37 @@ class SaslSession:
         if self.user is not None:
             self._reauthentication_began_ms = now_ms
         self._mechanism = mechanism
-        self._scram = (
-            None
-            if mechanism == PLAIN
-            else ScramServer(ScramMechanism(mechanism), self._directory, self._new_nonce())
-        )
+        self._exchange = self._new_exchange(mechanism)
         self._state = _State.TOKENS
         return Decision(mechanisms=self._mechanisms)
+
+    def _new_exchange(self, mechanism: str) -> ScramServer | OAuthBearerServer | None:
+        if mechanism == PLAIN:
+            return None
+        if mechanism == OAUTHBEARER:
+            return OAuthBearerServer(self._verify_token)
+        return ScramServer(ScramMechanism(mechanism), self._directory, self._new_nonce())
 
     def _unsupported_mechanism(self, message: str) -> Decision:
         return self._close(
             _failure(UnsupportedSaslMechanism(message), Closing.AFTER_ANSWER, self._mechanisms)
         )
 
-    def authenticate(self, token: bytes, now_ms: int) -> Decision | PasswordCheck:
-        """Process a SaslAuthenticate that `gate` has admitted. Returns a check that has to run on a thread for PLAIN;
-        until `complete`, requests are illegal."""
+    def authenticate(self, token: bytes, now_ms: int) -> Decision | PasswordCheck | Refused:
+        """Process a SaslAuthenticate that `gate` has admitted. Returns a check that has to run on a thread for a
+        password of PLAIN; until `complete`, requests are illegal. `Refused`: the caller closes the connection."""
         assert self._state is _State.TOKENS, "gate admits it"
-        if self._scram is not None:
-            return self._conclude(self._scram.step(token, now_ms), now_ms)
+        if self._exchange is not None:
+            outcome = self._exchange.step(token, now_ms)
+            if isinstance(outcome, Refused):
+                self._close(Decision(closing=Closing.NOW))
+                return outcome
+            return self._conclude(outcome, now_ms)
         check = read_plain_token(token, self._directory)
         if isinstance(check, Rejected):
             return self._conclude(check, now_ms)
+        if isinstance(check, ApiKeyCheck):
+            return self._conclude(check.run(now_ms), now_ms)
         self._state = _State.CHECKING
         return check
 
@@ -316,9 +339,9 @@ class SaslSession:
                 return self._fail(reason, user)
             case Accepted(name) if self.user is not None and name != self.user.name:
                 return self._fail("another user in a re-authentication", name)
-            case Accepted(name, token, revision, valid_until_ms, token_id):
+            case Accepted(name, token, revision, valid_until_ms, groups, credential_id):
                 before = self.user, self.expires_ms
-                self.user = AuthenticatedUser(name, self._mechanism, revision, token_id)
+                self.user = AuthenticatedUser(name, self._mechanism, revision, groups, credential_id)
                 self._reauthentication_due_ms = (
                     now_ms + self._session_ms_max if self._session_ms_max else None
                 )
@@ -329,7 +352,7 @@ class SaslSession:
                 if not self.revalidate():
                     self.user, self.expires_ms = before
                     return self._fail("the password was changed during the log-in", name)
-                self._scram = None
+                self._exchange = None
                 self._state = _State.AUTHENTICATED
                 lifetime_ms = 0 if self.expires_ms is None else self.expires_ms - now_ms
                 return Decision(auth_bytes=token, session_lifetime_ms=lifetime_ms)
@@ -349,7 +372,7 @@ class SaslSession:
 
     def _close(self, decision: Decision) -> Decision:
         self._state = _State.CLOSED
-        self._scram = None
+        self._exchange = None
         return decision
 
 

@@ -140,7 +140,7 @@ class ScramServer:
         signature = hmac.digest(keys.server_key, auth_message, self._mechanism.hash_name)
         token = b"v=" + base64.b64encode(signature)
         if used is not None:
-            return Accepted(used.user, token, used.revision, used.expires_ms, exchange.user)
+            return Accepted(used.user, token, used.revision, used.expires_ms, credential_id=exchange.user)
         previous = credential.previous
         if previous is not None and keys is previous.keys:
             return Accepted(exchange.user, token, previous.revision, previous.valid_until_ms)

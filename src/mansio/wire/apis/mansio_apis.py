@@ -20,6 +20,9 @@ decides it. Any broker processes both; they are advertised.
 `CreateSqsAccessKey`, `DescribeSqsAccessKeys` and `DeleteSqsAccessKey` manage the access keys with which users sign
 requests to the SQS endpoint. Any broker processes them; they are advertised.
 
+`CreateApiKey`, `DescribeApiKeys` and `DeleteApiKey` administer the API keys of users. Any broker processes them; they
+are advertised.
+
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
 
@@ -53,6 +56,8 @@ _ERROR: Final = {"kafka_type": "error_code"}
 
 NO_DUE_MS: Final = -1
 """Due time in a response if there is none."""
+NO_END_MS: Final = -1
+"""End, or duration, of an API key that does not end."""
 
 
 class DelayChange(IntEnum):
@@ -643,8 +648,8 @@ class AuthenticateBrokerResponse(_Flexible):
 class ForwardRequestRequest(_Flexible):
     """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
     own, which clients may not send; `client_address`: of the client for which it is made, "" for none; `user`,
-    `listener`, `credential_revision`: see `ports.ForwardedClient`. `request`: the request without its length, whose
-    header has the client id."""
+    `listener`, `credential_revision`, `groups`, `credential_id`: see `ports.ForwardedClient`. `request`: the request
+    without its length, whose header has the client id."""
 
     node_id: int = field(metadata=_INT32)
     broker_epoch: int = field(metadata=_INT64)
@@ -654,6 +659,8 @@ class ForwardRequestRequest(_Flexible):
     listener: str = field(metadata=_TEXT)
     credential_revision: int = field(metadata=_INT64)
     request: bytes = field(metadata=_BYTES)
+    groups: tuple[str, ...] = field(metadata={**_TEXT, "tag": 0}, default=())
+    credential_id: str = field(metadata={**_TEXT, "tag": 1}, default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -823,6 +830,64 @@ class DescribeHealthResponse(_Flexible):
     warnings: tuple[HealthProblem, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedApiKey(_Flexible):
+    """An API key, without the key itself. `created_ms`, `expires_ms`: since the Unix epoch."""
+
+    key_id: str = field(metadata=_TEXT)
+    user: str = field(metadata=_TEXT)
+    created_ms: int = field(metadata=_INT64)
+    expires_ms: int = field(metadata=_INT64, default=NO_END_MS)
+    description: str = field(metadata=_TEXT, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateApiKeyRequest(_Flexible):
+    """Request. `valid_ms`: time after which the key ends, -1: it does not."""
+
+    user: str = field(metadata=_TEXT)
+    description: str = field(metadata=_TEXT, default="")
+    valid_ms: int = field(metadata=_INT64, default=NO_END_MS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateApiKeyResponse(_Flexible):
+    """Response. `key`: the key itself; empty with an error."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    api_key: DescribedApiKey | None = None
+    key: bytes = field(metadata=_BYTES, default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeApiKeysRequest(_Flexible):
+    """Request. `user` None: the keys of all users."""
+
+    user: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeApiKeysResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    api_keys: tuple[DescribedApiKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteApiKeyRequest(_Flexible):
+    key_id: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteApiKeyResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
@@ -845,6 +910,9 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.CREATE_SQS_ACCESS_KEY: (CreateSqsAccessKeyRequest, CreateSqsAccessKeyResponse),
     ApiKey.DESCRIBE_SQS_ACCESS_KEYS: (DescribeSqsAccessKeysRequest, DescribeSqsAccessKeysResponse),
     ApiKey.DELETE_SQS_ACCESS_KEY: (DeleteSqsAccessKeyRequest, DeleteSqsAccessKeyResponse),
+    ApiKey.CREATE_API_KEY: (CreateApiKeyRequest, CreateApiKeyResponse),
+    ApiKey.DESCRIBE_API_KEYS: (DescribeApiKeysRequest, DescribeApiKeysResponse),
+    ApiKey.DELETE_API_KEY: (DeleteApiKeyRequest, DeleteApiKeyResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mansio.state.authentication.api_keys import ApiKeyCheck
 from mansio.state.authentication.credentials import PASSWORD_BYTES_MAX, USER_BYTES_MAX
 from mansio.state.authentication.outcomes import Accepted, Rejected
 from mansio.state.authentication.plain import TOKEN_BYTES_MAX, PasswordCheck, read_plain_token
@@ -21,7 +22,7 @@ USERS = directory(alice=credential(SECRET), bob=credential("p", SHA_512))
 
 def outcome(token: bytes, now_ms: int = 0, users: object = USERS) -> Accepted | Rejected:
     found = read_plain_token(token, users)  # type: ignore[arg-type]
-    return found.run(now_ms) if isinstance(found, PasswordCheck) else found
+    return found.run(now_ms) if isinstance(found, PasswordCheck | ApiKeyCheck) else found
 
 
 @given(user=TEXTS, password=TEXTS, other=TEXTS, is_named=st.booleans())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.state.authentication.credentials import CredentialDirectory, ScramCredential, ScramMechanism
-from mansio.state.authentication.outcomes import Accepted, Rejected
+from mansio.state.authentication.outcomes import Accepted, Refused, Rejected
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
     AUTHENTICATE_VERSION_MAX,
@@ -62,7 +62,9 @@ def shake(one: SaslSession, mechanism: str = SCRAM, now_ms: int = 0) -> Decision
 
 def send(one: SaslSession, token: bytes, now_ms: int = 0) -> Decision | PasswordCheck:
     assert one.gate(SASL_AUTHENTICATE, 2, now_ms) is Gate.AUTHENTICATE
-    return one.authenticate(token, now_ms)
+    step = one.authenticate(token, now_ms)
+    assert not isinstance(step, Refused)
+    return step
 
 
 def prove(one: SaslSession, user: str, password: str, now_ms: int = 0, mechanism: str = SCRAM) -> Decision:
@@ -487,6 +489,7 @@ def test_no_order_of_requests_serves_a_client_that_has_not_proved_a_password(
                 ]
             )
             answer = one.authenticate(token, now_ms)
+            assert not isinstance(answer, Refused)
             result = answer if isinstance(answer, Decision) else one.complete(answer.run(now_ms), now_ms)
         is_closed = is_closed or (isinstance(result, Decision) and result.closing is not Closing.NEVER)
         assert one.user is None

@@ -67,7 +67,7 @@ def test_the_secret_of_a_token_makes_the_client_its_owner_until_it_expires(mecha
     peer = ScramPeer(ID, PASSWORD, mechanism, extensions=AS_TOKEN)
     outcome = exchange(server, peer, EXPIRES_MS - 1)
     assert isinstance(outcome, Accepted)
-    assert outcome[:1] + outcome[2:] == ("alice", 7, EXPIRES_MS, ID)
+    assert outcome[:1] + outcome[2:] == ("alice", 7, EXPIRES_MS, (), ID)
     peer.verify(outcome.token)
 
 
@@ -91,8 +91,8 @@ def test_a_user_and_a_token_of_the_same_name_stay_apart() -> None:
     as_user, as_token = log_in(ID, "a user's", ""), log_in(ID, PASSWORD)
     assert isinstance(as_user, Accepted)
     assert isinstance(as_token, Accepted)
-    assert (as_user.user, as_user.token_id) == (ID, "")
-    assert (as_token.user, as_token.token_id) == ("alice", ID)
+    assert (as_user.user, as_user.credential_id) == (ID, "")
+    assert (as_token.user, as_token.credential_id) == ("alice", ID)
 
 
 def test_the_first_answer_does_not_show_whether_a_token_exists() -> None:
@@ -126,7 +126,7 @@ def test_a_session_ends_with_its_token_and_follows_its_renewal() -> None:
     tokens = {ID: TOKEN}
     session = session_with_token(tokens)
     assert session.user is not None
-    assert (session.user.name, session.user.token_id) == ("alice", ID)
+    assert (session.user.name, session.user.credential_id) == ("alice", ID)
     assert session.expires_ms == EXPIRES_MS
     tokens[ID] = replace(TOKEN, expires_ms=3 * EXPIRES_MS, revision=8)
     assert session.revalidate()

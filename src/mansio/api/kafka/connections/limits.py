@@ -31,11 +31,12 @@ AUTHENTICATION_FAILURES: Final = (
     "unavailable",
     "queue_full",
     "too_many_wrong",
+    "no_keys",
 )
 """Reasons for which an authentication fails, or its session ends: wrong credentials, a mechanism that is not offered,
 a request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, the
 certificate was revoked, or the password was changed; this broker is cut off from the cluster (`stale`, `unavailable`);
-the password was not checked (`password_checks`)."""
+the password was not checked (`password_checks`), or a token, because there are no keys (`no_keys`)."""
 
 
 class ServerLimits(NamedTuple):

@@ -26,7 +26,10 @@ _TOPIC: Final = word_of(ResourceType.TOPIC)
 _GROUP: Final = word_of(ResourceType.GROUP)
 _CLUSTER: Final = word_of(ResourceType.CLUSTER)
 _USER: Final = word_of(ResourceType.USER)
+_TOKEN: Final = word_of(ResourceType.DELEGATION_TOKEN)
 _ACL: Final = "acl"
+_ACCESS_KEY: Final = "access-key"
+_API_KEY: Final = "api-key"
 _QUOTA: Final = "quota"
 _CONFIG_WORDS: Final = {
     ConfigResourceType.TOPIC: _TOPIC,
@@ -75,6 +78,9 @@ def _partitions(
                 yield Change(_TOPIC, topic[name])
 
     return find
+
+
+_MARKED: Final = _partitions("topics", "name", "partitions")
 
 
 def _named(kind: str, name: str) -> Callable[[Any, Mapping[str, Any]], Iterator[Change]]:
@@ -157,6 +163,22 @@ def _acl(
         return None
 
 
+def _made(
+    kind: str, name_of: Callable[[Mapping[str, Any]], str]
+) -> Callable[[Any, Mapping[str, Any]], Iterator[Change]]:
+    """Return a function for responses that name one resource."""
+
+    def find(_request: Any, response: Mapping[str, Any]) -> Iterator[Change]:
+        yield Change(kind, name_of(response))
+
+    return find
+
+
+def _aborted_transactions(_request: Any, response: Mapping[str, Any]) -> Iterator[Change]:
+    for marker in response["markers"]:
+        yield from _MARKED(None, marker)
+
+
 def _cluster(_request: Any, _response: Mapping[str, Any]) -> Iterator[Change]:
     yield Change(_CLUSTER, CLUSTER_NAME)
 
@@ -181,5 +203,16 @@ ADMINISTRATIVE: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Iterator[C
     ApiKey.CREATE_ACLS: _created_acls,
     ApiKey.DELETE_ACLS: _deleted_acls,
     ApiKey.UPDATE_FEATURES: _cluster,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: _partitions("results", "topic_name", "partitions"),
+    ApiKey.WRITE_TXN_MARKERS: _aborted_transactions,
+    ApiKey.ALTER_SCHEDULES: _named("schedule", "name"),
+    ApiKey.CREATE_SQS_ACCESS_KEY: _made(_ACCESS_KEY, lambda response: response["key_id"]),
+    ApiKey.DELETE_SQS_ACCESS_KEY: _named(_ACCESS_KEY, "key_id"),
+    ApiKey.CREATE_API_KEY: _made(_API_KEY, lambda response: response["api_key"]["key_id"]),
+    ApiKey.DELETE_API_KEY: _named(_API_KEY, "key_id"),
+    ApiKey.CREATE_DELEGATION_TOKEN: _made(_TOKEN, lambda response: response["token_id"]),
+    ApiKey.RENEW_DELEGATION_TOKEN: _made(_TOKEN, lambda _: ""),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: _made(_TOKEN, lambda _: ""),
 }
-"""The APIs whose successes are audited, with the function that finds what was changed."""
+"""The APIs whose successes are audited, with the function that finds what was changed: those that
+`mansio.api.required_rights` says administer. The secret by which requests name a delegation token is left out."""

@@ -49,7 +49,12 @@ def forward(
     response = connection.defer_response()
     release = connection.hold_request(len(frame))
     client = ForwardedClient(
-        request.client_address, request.user, request.listener, request.credential_revision
+        request.client_address,
+        request.user,
+        request.listener,
+        request.credential_revision,
+        tuple(request.groups),
+        request.credential_id,
     )
     direct = DirectRequest(
         client.address,

@@ -24,8 +24,9 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.routing.caller import ANONYMOUS_USER, ClientSession
-from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG, Refused
+from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG
 from mansio.logs import fields
+from mansio.state.authentication.outcomes import NO_KEYS, Refused
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
     BROKER_HANDSHAKE,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.password_checks import Outcome
     from mansio.ports import Clock
+    from mansio.state.authentication.outcomes import Accepted, Rejected
     from mansio.wire.headers import RequestHeader
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ FAILURES: Final = {58: "credentials", 33: "mechanism", 34: "state", 35: "version
 NOT_CHECKED: Final = {
     QUEUE_FULL: "too many passwords wait to be checked",
     TOO_MANY_WRONG: "too many wrong passwords from this address",
+    NO_KEYS: "this broker has not got the keys of the issuer of tokens",
 }
 """Reason of a refusal -> text for the log."""
 
@@ -80,7 +83,7 @@ class SaslSettings(NamedTuple):
     """How the clients of a listener authenticate."""
 
     mechanisms: tuple[str, ...]
-    """Names of the mechanisms that are offered, of `config.security.SASL_MECHANISMS`."""
+    """Names of the mechanisms that are offered, of `config.security.ALL_MECHANISMS`."""
     new_nonce: Callable[[int], bytes]
     """Returns this many unpredictable bytes."""
     listener: str
@@ -222,7 +225,13 @@ class SaslGate:
             self._new_nonce,
             self._settings.session_ms_max,
             is_confidential=is_confidential,
+            verify_token=self._verify_token,
         )
+
+    def _verify_token(self, token: str, now_ms: int) -> Accepted | Rejected | Refused:
+        tokens = self._shared.server.service.tokens
+        assert tokens is not None, "a listener with OAUTHBEARER has it"
+        return tokens.verify(token, now_ms)
 
     def _new_nonce(self) -> bytes:
         return self._settings.new_nonce(NONCE_BYTES)
@@ -282,6 +291,8 @@ class SaslGate:
         if isinstance(step, PasswordCheck):
             self._check(connection, header, step)
             return None
+        if isinstance(step, Refused):
+            return self._refuse(connection, step.reason, NOT_CHECKED[step.reason])
         return self._perform(connection, header, step)
 
     def _count(self, header: RequestHeader) -> None:
@@ -375,7 +386,8 @@ class SaslGate:
                 self._settings.listener,
                 session.expires_ms,
                 0 if user is None else user.revision,
-                credential_id="" if user is None else user.token_id,
+                groups=() if user is None else user.groups,
+                credential_id="" if user is None else user.credential_id,
             ),
             is_endless=session.expires_ms is None,
         )
