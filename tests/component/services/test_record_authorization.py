@@ -18,6 +18,7 @@ from mansio.broker.services.authorization import owner_may_write
 from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups.leases import Acknowledgement
+from mansio.broker.services.share_groups.share import ReceiveOperation
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.config_def import Change, ResourceType
 from mansio.config.config_def import Operation as ConfigOperation
@@ -198,6 +199,45 @@ def test_a_receive_that_waits_ends_when_its_right_is_removed(tmp_path: Path) -> 
                 assert not result.records
                 assert {type(one) for one in result.errors.values()} == {error}
         assert len(await receipts(services, ADMIN, 2)) == 2, "nothing was leased"
+
+    run_authorized(tmp_path, work)
+
+
+@pytest.mark.full
+def test_grants_from_before_a_change_lease_nothing(tmp_path: Path) -> None:
+    async def work(services: BrokerServices, authorizer: Authorizer) -> None:
+        await publish(services, ADMIN, b"a")
+        rights = acl(GROUP, "g", READ), acl(TOPIC, "t", READ)
+        place = services.topics.find("t").topic_id.bytes, 0
+        for removed in rights:
+            for right in rights:
+                authorizer.add(right)
+            grants = services.authorization.grants(ALICE)
+            assert grants is not None
+            grants.check_group("g")
+            assert grants.may_read("t", place[0])
+            authorizer.remove(removed)
+            receive = ReceiveOperation(
+                services.share_service,
+                "g",
+                "member",
+                user="alice",
+                client_id=None,
+                grants=grants,
+                partitions=lambda: [place],
+                is_connected=lambda: True,
+                is_active=lambda: True,
+                max_records=1,
+                max_bytes=1 << 20,
+                max_wait_ms=1_000,
+                strict=True,
+            )
+            if removed is rights[0]:
+                await refused(receive.run(()))
+            else:
+                found = await receive.run(())
+                assert isinstance(found[place].error, TopicAuthorizationFailed)
+        assert len(await receipts(services, ADMIN, 1)) == 1
 
     run_authorized(tmp_path, work)
 
