@@ -66,6 +66,7 @@ def test_they_are_announced_with_numbers_of_their_own() -> None:
         (20113, 0, 0),
         (20114, 0, 0),
         (20116, 0, 0),
+        (20120, 0, 0),
     ]
     assert all(is_flexible(key, 0) for key in NATIVE)
 
