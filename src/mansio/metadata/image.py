@@ -213,8 +213,8 @@ class MetadataImage:
         return found if found is not None and found.user in self.users else None
 
     def on_user_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the event loop with the name of each user whose credentials, API keys, access keys or tokens have
-        changed."""
+        """Call `callback` on the event loop with the name of each user whose credentials, API keys, access keys or
+        tokens have changed."""
         self._user_callbacks.append(callback)
 
     def on_acl_change(self, callback: Callable[[Acl, bool], None]) -> None:

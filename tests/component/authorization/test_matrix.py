@@ -29,7 +29,8 @@ from component.authorization.matrix import (
 )
 from component.authorization.requests import encode, error_codes, names_topics_by_id
 from component.authorization.visible_state import visible_state
-from mansio.api.required_rights import Place
+from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE
+from mansio.api.required_rights import KAFKA, Effect, Place
 from mansio.broker.services.audit.audit_service import REFUSED, AuditService
 from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, NonEmptyGroup, UnknownTopicOrPartition
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey

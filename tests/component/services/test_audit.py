@@ -145,6 +145,28 @@ def test_lines_wait_for_a_destination_that_fails_and_are_counted_when_they_are_l
     asyncio.run(work())
 
 
+def test_a_batch_of_lines_with_the_longest_names_fits_into_a_record_batch() -> None:
+    async def work() -> None:
+        sizes: list[int] = []
+        audit = Audit()
+        deliver = audit.deliver
+
+        async def measured(lines: Sequence[str]) -> None:
+            sizes.append(sum(map(len, lines)))
+            await deliver(lines)
+
+        queue = AuditQueue("a list", measured, AsyncioScheduler(asyncio.get_running_loop()))
+        for _ in range(200):
+            queue.put(
+                json.dumps({"client_id": "\U0001f600" * 249, "resource": "\x00" * 249, "allow": "x" * 5_000})
+            )
+        await queue.close()
+        assert queue.delivered_count == len(audit.lines) == 200
+        assert max(sizes) <= 256 << 10
+
+    asyncio.run(work())
+
+
 def test_without_an_authorizer_nothing_is_audited() -> None:
     async def work() -> None:
         scheduler = AsyncioScheduler(asyncio.get_running_loop())

@@ -245,8 +245,8 @@ class CredentialDirectory:
         find_api_key: Callable[[str], StoredApiKey | None] = lambda _: None,
     ) -> None:
         """Take the look-up of a user's credential for a mechanism, the server secret, the iterations of substitutes,
-        and the look-ups of delegation tokens and API keys. Raises `ValueError` for a secret of less than `SECRET_BYTES_MIN`
-        bytes."""
+        and the look-ups of delegation tokens and API keys. Raises `ValueError` for a secret of less than
+        `SECRET_BYTES_MIN` bytes."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"a server secret has at least {SECRET_BYTES_MIN} bytes")
         self._find = find

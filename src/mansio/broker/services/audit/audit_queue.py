@@ -29,6 +29,9 @@ LINES_MAX: Final = 10_000
 """Maximum number of lines in a queue."""
 
 BATCH_LINES_MAX: Final = 200
+BATCH_BYTES_MAX: Final = 256 << 10
+"""Maximum size of the lines that are delivered together, well below `max.message.bytes`."""
+
 LINGER_MS: Final = 50.0
 """Time for which lines are collected before they are delivered together."""
 
@@ -89,7 +92,7 @@ class AuditQueue:
                     await self._sleep(grown_delay(failures, RETRY_MS_MIN, RETRY_MS_MAX))
                 elif len(self._lines) < BATCH_LINES_MAX:
                     await self._sleep(LINGER_MS)
-                batch = list(islice(self._lines, BATCH_LINES_MAX))
+                batch = self._next_batch()
                 try:
                     await self._deliver(batch)
                 except MansioError as error:
@@ -101,6 +104,8 @@ class AuditQueue:
                         )
                     continue
                 failures = 0
+                if not self._lines:  # `close` has given them up
+                    break
                 self.delivered_count += len(batch)
                 for _ in batch:
                     self._lines.popleft()
@@ -108,6 +113,17 @@ class AuditQueue:
             self._works = False
             if self._closed is not None:
                 complete(self._closed, None)
+
+    def _next_batch(self) -> list[str]:
+        """Return the first lines, at least one."""
+        batch: list[str] = []
+        size_bytes = 0
+        for line in islice(self._lines, BATCH_LINES_MAX):
+            size_bytes += len(line)  # lines are ASCII
+            if batch and size_bytes > BATCH_BYTES_MAX:
+                break
+            batch.append(line)
+        return batch
 
     async def _sleep(self, delay_ms: float) -> None:
         """Wait, but after the first attempt of `close` no longer than `RETRY_MS_MIN`."""
