@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import confluent_kafka as kafka
@@ -31,7 +32,6 @@ from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PASSWORD: Final = "a password that no line contains"
 ROLES: Final = {
@@ -71,8 +71,14 @@ def options(broker: SaslBroker, user: str) -> dict[str, Any]:
 
 
 def audited(broker: SaslBroker) -> list[dict[str, Any]]:
-    with open(broker.broker.settings.audit_log, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    path = Path(broker.broker.settings.audit_log)
+    if not path.exists():  # it is made with the first line
+        return []
+    return [
+        json.loads(line)
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def find(broker: SaslBroker, **wanted: Any) -> dict[str, Any]:

@@ -650,14 +650,6 @@ _ROWS: Final = (
         "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine.",
     ),
     Api(
-        ApiKey.CHECK_AUTHORIZATION,
-        0,
-        0,
-        "acls.check_authorization",
-        note="Mansio's own. Whether a user may do operations on resources, and which ACL decides it. About itself each "
-        f"client may ask, about others with DESCRIBE on the cluster. {_BOUNDED}",
-    ),
-    Api(
         ApiKey.CREATE_SQS_ACCESS_KEY,
         0,
         0,
@@ -679,6 +671,14 @@ _ROWS: Final = (
         0,
         "sqs_access_keys.delete_sqs_access_key",
         note="Mansio's own.",
+    ),
+    Api(
+        ApiKey.CHECK_AUTHORIZATION,
+        0,
+        0,
+        "acls.check_authorization",
+        note="Mansio's own. Whether a user may do operations on resources, and which ACL decides it. About itself each "
+        f"client may ask, about others with DESCRIBE on the cluster. {_BOUNDED}",
     ),
     Api(
         ApiKey.CREATE_API_KEY,

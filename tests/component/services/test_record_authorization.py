@@ -214,7 +214,7 @@ def test_grants_from_before_a_change_lease_nothing(tmp_path: Path) -> None:
                 authorizer.add(right)
             grants = services.authorization.grants(ALICE)
             assert grants is not None
-            grants.check_group("g")
+            grants.check_group("g", "SHARE_FETCH")
             assert grants.may_read("t", place[0])
             authorizer.remove(removed)
             receive = ReceiveOperation(

@@ -36,7 +36,7 @@ def test_user_groups_listener_and_revision_travel_with_a_forwarded_request() -> 
         request.listener,
         request.credential_revision,
         tuple(request.groups),
-        request.api_key,
+        request.credential_id,
     )
     assert sent == caller.forwarded
     assert session_of(sent) == replace(ALICE, expires_ms=None), "the other broker ends the session"

@@ -165,7 +165,7 @@ def test_any_other_line_is_refused_in_one_line(line: str) -> None:
 
 def test_spark_hides_each_option_that_contains_a_secret() -> None:
     for name, setting in OWN_OPTIONS.items():
-        assert ("password" in setting or setting == "delegationToken") == bool(REDACTION.search(name)), name
+        assert ("password" in setting or setting == "delegation_token") == bool(REDACTION.search(name)), name
     assert REDACTION.search("kafka.ssl.key.password")
     assert REDACTION.search(SASL["kafka.sasl.jaas.config"])  # its name is not hidden, each valid value is
 

@@ -228,10 +228,7 @@ class LogInService:
         password it ends with that, and with an API key or access key when that is deleted. A session without a
         credential, as by a certificate, does not depend on one."""
         if session.credential_id:
-            is_known = self._users.directory.find_api_key(
-                session.credential_id
-            ) is not None or self._users.has_access_key(session.user, session.credential_id)
-            return session if is_known else None
+            return session if self._users.has_key(session.user, session.credential_id) else None
         if not session.credential_revision:
             return session
         found = self._users.directory.find_any(session.user)

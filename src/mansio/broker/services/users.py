@@ -161,9 +161,9 @@ class UserService:
         changed."""
         self._state.on_user_change(callback)
 
-    def has_access_key(self, user: str, key_id: str) -> bool:
-        """Whether a user exists and has this access key of SQS."""
-        key = self._state.sqs_access_keys.get(key_id)
+    def has_key(self, user: str, key_id: str) -> bool:
+        """Whether a user exists and has this API key or access key of SQS."""
+        key = self._state.find_api_key(key_id) or self._state.sqs_access_keys.get(key_id)
         return key is not None and key.user == user and user in self._state.users
 
     def _find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:

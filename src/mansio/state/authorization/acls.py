@@ -35,44 +35,68 @@ class ResourceType(IntEnum):
     """Type of a resource."""
 
     TOPIC = 2
+    """A topic."""
     GROUP = 3
+    """A group of any type."""
     CLUSTER = 4
+    """The cluster; its name is `kafka-cluster`."""
     TRANSACTIONAL_ID = 5
+    """A transactional id."""
     DELEGATION_TOKEN = 6
+    """A delegation token, by its id."""
     USER = 7
+    """A user, by the principal."""
 
 
 class PatternType(IntEnum):
     """How the name of an ACL matches the names of resources."""
 
     LITERAL = 3
+    """The resource with the name, or all of the type if the name is `*`."""
     PREFIXED = 4
+    """The resources whose names begin with it."""
 
 
 class Operation(IntEnum):
     """What is done to a resource. `ALL` is in ACLs only."""
 
     ALL = 2
+    """Every operation."""
     READ = 3
+    """Fetch records; join a group and commit its offsets."""
     WRITE = 4
+    """Produce records; use a transactional id."""
     CREATE = 5
+    """Create."""
     DELETE = 6
+    """Delete; of topics, also records."""
     ALTER = 7
+    """Change, other than settings."""
     DESCRIBE = 8
+    """Look at it."""
     CLUSTER_ACTION = 9
+    """What brokers do among themselves."""
     DESCRIBE_CONFIGS = 10
+    """Look at settings."""
     ALTER_CONFIGS = 11
+    """Change settings."""
     IDEMPOTENT_WRITE = 12
+    """Produce with a producer id (KIP-679)."""
     CREATE_TOKENS = 13
+    """Create delegation tokens for a user."""
     DESCRIBE_TOKENS = 14
+    """Look at the delegation tokens of a user."""
     TWO_PHASE_COMMIT = 15
+    """Prepare transactions (KIP-939)."""
 
 
 class Permission(IntEnum):
     """Whether an ACL denies or allows."""
 
     DENY = 2
+    """It is denied, whatever other ACLs allow."""
     ALLOW = 3
+    """It is allowed."""
 
 
 ANY: Final = 1
