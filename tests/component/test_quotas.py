@@ -433,6 +433,7 @@ def test_publish_over_http_and_sqs_above_the_quota_is_answered_after_the_throttl
         assert slow[1].result(scaled(20))["MessageId"]
 
 
+@pytest.mark.full
 def test_publish_over_grpc_above_the_quota_is_answered_before_its_deadline() -> None:
     with TestBroker(quota_burst_ms=BURST_MS) as broker, grpc.insecure_channel(broker.grpc_address) as channel:
         client = broker.client()

@@ -3,6 +3,7 @@ without a certificate, and certificates, passwords and leaders change without a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,12 @@ import pytest
 from mansio import TopicPartition, blocking
 from mansio.config.protected_start import FIRST_USER
 from mansio.config.topic_names import AUDIT_TOPIC
-from mansio.errors import AuthenticationFailed, ClusterAuthorizationFailed, TlsFailed
+from mansio.errors import (
+    AuthenticationFailed,
+    ClusterAuthorizationFailed,
+    SaslAuthenticationFailed,
+    TlsFailed,
+)
 from mansio.host.private_file import write_private_file
 from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
 from mansio.node.protected_start import LOCAL_NAMES
@@ -209,11 +215,18 @@ def check_every_broker_audits(cluster: SecureCluster) -> None:
     with cluster.client(1) as client:
         client.admin.users.create("guest", NEW_PASSWORD)
     for address in cluster.fields["kafka"]:
-        with (
-            cluster.connect(address, user="guest", password=NEW_PASSWORD) as guest,
-            pytest.raises(ClusterAuthorizationFailed),
-        ):
-            guest.admin.acls.list()
+
+        def is_refused(address: str = address) -> bool:
+            with contextlib.suppress(SaslAuthenticationFailed):  # the broker does not know the user yet
+                with (
+                    cluster.connect(address, user="guest", password=NEW_PASSWORD) as guest,
+                    pytest.raises(ClusterAuthorizationFailed),
+                ):
+                    guest.admin.acls.list()
+                return True
+            return False
+
+        wait_until(is_refused, DEADLINE_S, "the broker knows the user")
 
     with cluster.client(2) as client:
 
