@@ -206,7 +206,7 @@ STEPS: Final[dict[str, Step]] = {
     "kafka-transactions find-hanging": Step(f"{B} find-hanging --broker-id 1", "Topic"),
     "kafka-client-metrics --list": Step(f"{B} --list", ""),
     "kafka-acls --add": Step(
-        f"{B} --add --allow-principal User:ann --operation Read --operation Write --topic guarded --group guards",
+        f"{B} --add --allow-principal User:ann --operation Read --topic guarded --group guards",
         "Adding ACLs for resource",
     ),
     "kafka-acls --add with a prefix": Step(
@@ -226,8 +226,10 @@ STEPS: Final[dict[str, Step]] = {
         f"{B} --list --principal User:ann", "operation=WRITE, permissionType=ALLOW"
     ),
     "kafka-acls --remove": Step(
-        f"{B} --remove --force --topic guarded --group guards --transactional-id guarded",
-        "Current ACLs for resource|^$",
+        f"{B} --remove --force --topic guarded --group guards --transactional-id guarded", ""
+    ),
+    "kafka-acls --list after that": Step(
+        f"{B} --list", r"(?s)\A(?!.*User:ann).*principal=User:bob, host=10.0.0.1, operation=ALL"
     ),
     "kafka-producer-perf-test": Step(
         f"{T} --num-records 20000 --record-size 100 --throughput -1 "
