@@ -136,7 +136,7 @@ rounds translated offsets down (`offset.lag.max`, as with Kafka), and does not t
 | Kafka Connect's own topics and its group | works; `*.storage.replication.factor=1` for a single broker |
 | MirrorMaker killed and started again | continues; records whose offsets it had not stored are written again \
 (at least once, as with Kafka) |
-| ACLs (`sync.topic.acls.enabled`) | set it to `false`: access control is not implemented |
+| ACLs (`sync.topic.acls.enabled`) | set it to `false`: it is not tested |
 | exactly once (`exactly.once.source.support=enabled`) | [tested by hand](#tested-by-hand); by `make nightly` \
 with Connect's source of lines: see [Transactions](#transactions); \
 [`mansio pipeline mirror`](../how-to/pipelines.md#mirror) is exactly once |

@@ -115,10 +115,8 @@ PARTLY = {
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, pipeline, "
-    "config, data, doctor, demo",
-    "A8": "quotas of bytes and of changes of topics, limits; TLS and users on every protocol and between brokers, "
-    "`serve --secure` and `dev-cluster --secure`; no access control yet",
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, user, acl, "
+    "token, pipeline, config, context, data, doctor, demo",
     "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
 """Rows of which only a part holds today, and which part."""

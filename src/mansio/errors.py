@@ -803,7 +803,7 @@ class VerificationPending(OffsetNotAvailable):
 
 
 class ClusterAuthorizationFailed(AuthorizationFailed):
-    """Only brokers of the cluster may send this request, on a connection on which they have authenticated."""
+    """The user is not allowed to do this to the cluster."""
 
     kafka_code = 31
 

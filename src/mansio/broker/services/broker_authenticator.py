@@ -156,7 +156,7 @@ class BrokerAuthenticator:
         self.refused_request_count += 1
         known = fields(peer=host, broker=node_id, authenticated=None if peer is None else peer.node_id)
         logger.warning("inter_broker_request_refused", extra=known)
-        return ClusterAuthorizationFailed()
+        return ClusterAuthorizationFailed("only brokers that have authenticated may send this request")
 
     def session_of(self, session: ClientSession, peer: BrokerIdentity | None) -> ClientSession:
         """Return the session with which a request runs: `session`, that of its client, or the one of brokers if it

@@ -63,7 +63,7 @@ TransactionalIdsOption = Annotated[
 ]
 UsersOption = Annotated[
     list[str] | None,
-    typer.Option("--user", metavar="NAME", help="A user whose delegation tokens are meant; repeatable."),
+    typer.Option("--user", metavar="NAME", help="A user, as the owner of delegation tokens; repeatable."),
 ]
 TokensOption = Annotated[
     list[str] | None, typer.Option("--delegation-token", metavar="ID", help="A delegation token; repeatable.")
@@ -100,7 +100,10 @@ def add(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Allow a user something, or deny it: --operation on resources, or all that a --role needs. Prints the ACLs.
+    """Allow or deny a user operations on resources. Prints the ACLs.
+
+    Give the operations with --operation, or a --role, which stands for all that it needs. Users and resources need not
+    exist: `mansio acl check` tells what a user may do.
 
     reader: --topic, --group; writer: --topic, --transactional-id; worker of a share group: --topic, --group;
     operator: administers the cluster, its topics and groups, and reads no records but the audit.
@@ -148,7 +151,10 @@ def list_acls(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """List the ACLs, or those that apply to a user or to resources."""
+    """List the ACLs, or those of a user or for resources.
+
+    The ACLs of a user are selected with --principal.
+    """
     selected = _names(topics, groups, transactional_ids, users, delegation_tokens, cluster=cluster)
     filters = _filters(
         None if principal is None else _principal(principal), operations, selected, matches=not exact
@@ -186,9 +192,10 @@ def remove(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Remove ACLs of a user: exactly those that `add` with the same options adds, or --all. Prints them.
+    """Remove ACLs of a user. Prints them.
 
-    Others that allow the same, with prefixes for example, stay; `mansio acl check` tells.
+    They are exactly those that `add` with the same options adds, or --all. Others that allow the same, with prefixes
+    for example, stay; `mansio acl check` tells.
     """
     from mansio.state.authorization.acls import AclFilter
 
@@ -230,16 +237,27 @@ def check(
         typer.Argument(metavar="RESOURCE", help="cluster, or type and name: topic:orders, group:billing."),
     ],
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="The address from which the user connects.")
+        str,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address of the user. Without it, ACLs for single addresses do not count.",
+        ),
     ] = "",
     member_of: Annotated[
         list[str] | None,
-        typer.Option("--member-of", metavar="GROUP", help="A group of users that it is in; repeatable."),
+        typer.Option(
+            "--member-of",
+            metavar="GROUP",
+            help="A group of users to which it belongs, without Group:; repeatable.",
+        ),
     ] = None,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Tell whether a user may do an operation on a resource, and name the ACL that decides.
+    """Tell what decides whether a user may do something.
+
+    Prints the ACL that decides, or without one the command that would allow the operation.
 
     Exit code 0: allowed; 1: refused, or the check failed.
     """
@@ -380,7 +398,7 @@ def _acls(
     )
 
     if not names:
-        usage_error("give a resource: --topic, --group, --cluster, ...", "--topic")
+        usage_error("give a resource, for example --topic orders", "--topic")
     acls = []
     for kind, of_kind in names.items():
         pattern = _pattern_type(prefix=prefix and kind is not ResourceType.CLUSTER)
@@ -402,7 +420,7 @@ def _acls(
                         )
                     )
                 except InvalidRequest as error:
-                    usage_error(error.message, "USER")
+                    usage_error(error.message, "USER or resource")
     return acls
 
 

@@ -533,7 +533,8 @@ def check_rights(
         return [Check("rights", Status.PROBLEM, error.message)]
     missing = [right for right, is_allowed in zip(rights, allowed, strict=True) if not is_allowed]
     if not missing:
-        return [Check("rights", Status.OK, f"{user} has the {len(rights)} rights of {job}")]
+        needed = ", ".join(map(str, rights)) or "no rights"
+        return [Check("rights", Status.OK, f"{user} has what {job} needs: {needed}")]
     return [
         Check("rights", Status.PROBLEM, f"{user} lacks {right}: {right.command(f'User:{user}')}")
         for right in missing
