@@ -195,6 +195,11 @@ def test_the_command_explains_and_what_it_proposes_allows_the_operation(
         (("add", "carol", "--role", "reader"), "needs a topic"),
         (("add", "carol", "--operation", "READ"), "give a resource"),
         (("add", "carol", "--operation", "WRITE", "--group", "g"), "a group has no operation WRITE"),
+        (("add", "carol", "--role", "reader", "--topic", "sales.*"), "for a beginning write"),
+        (("add", "carol", "--role", "reader", "--topic", "*", "--prefix"), "for a beginning write"),
+        (("add", "carol", "--operation", "READ", "--topic", "t", "--host", "10.0.0.0/8"), "is no IP address"),
+        (("add", "user:carol", "--operation", "READ", "--topic", "t"), "write User:NAME"),
+        (("check", "Group:night", "READ", "topic:a"), "--member-of"),
         (("check", "carol", "FLY", "topic:a"), "is not an operation"),
         (("check", "carol", "READ", "queue:a"), "is not a resource"),
     ):

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
@@ -111,6 +112,7 @@ def add(
     selected = _names(topics, groups, transactional_ids, users, delegation_tokens, cluster=cluster)
     if (role is None) == (not operations):
         usage_error("give either --role or --operation", "--operation")
+    _check_effect(topics or (), prefix=prefix, host=host)
     if role is not None:
         if deny:
             usage_error("a role allows", "--deny")
@@ -266,6 +268,8 @@ def check(
 
     wanted, named = _operation(operation), _resource(resource)
     name = user.removeprefix("User:")
+    if name.startswith("Group:"):
+        usage_error("it is the name of a user; give a group of it with --member-of", "USER")
 
     async def work() -> AclDecision:
         async with connect(bootstrap_servers) as client:
@@ -327,7 +331,25 @@ def _names(
     return {kind: names for kind, names in given.items() if names}
 
 
+def _check_effect(topics: Sequence[str], *, prefix: bool, host: str | None) -> None:
+    """Refuse what no topic and no address can match."""
+    for name in topics:
+        if "*" in name and (prefix or name != "*"):
+            usage_error(
+                f"{name!r}: * stands for all names only alone; for a beginning write --topic BEGINNING --prefix",
+                "--topic",
+            )
+    if host is not None and host != ALL_HOSTS:
+        try:
+            ip_address(host)
+        except ValueError:
+            usage_error(f"{host!r} is no IP address; names and networks match nothing", "--host")
+
+
 def _principal(text: str) -> str:
+    kind, colon, _ = text.partition(":")
+    if colon and kind not in ("User", "Group") and kind.lower() in ("user", "group"):
+        usage_error(f"{text!r}: write {kind.capitalize()}:NAME", "PRINCIPAL")
     return text if text.partition(":")[0] in ("User", "Group") and ":" in text else f"User:{text}"
 
 

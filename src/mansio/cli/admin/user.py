@@ -201,6 +201,8 @@ def delete_sqs_keys(
         async with connect(bootstrap_servers) as client:
             await run_for_each(key_ids, client.admin.users.delete_sqs_key)
 
+    run(work())
+
 
 api_keys = typer.Typer(no_args_is_help=True, help="API keys, with which programs of a user log in.")
 app.add_typer(api_keys, name="api-key")

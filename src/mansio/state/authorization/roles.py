@@ -43,13 +43,15 @@ class Role(StrEnum):
 
 
 _READ: Final = (Operation.READ,)
-_READ_DESCRIBE: Final = (Operation.READ, Operation.DESCRIBE)
+_READ_TOPIC: Final = (Operation.READ, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
+_WRITE_TOPIC: Final = (Operation.WRITE, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
+"""With the settings of the topic, at which clients look before they publish delayed records."""
 _WRITE_DESCRIBE: Final = (Operation.WRITE, Operation.DESCRIBE)
 
 _OPERATIONS: Final[Mapping[Role, Mapping[ResourceType, tuple[Operation, ...]]]] = {
-    Role.READER: {ResourceType.TOPIC: _READ_DESCRIBE, ResourceType.GROUP: _READ},
-    Role.WRITER: {ResourceType.TOPIC: _WRITE_DESCRIBE, ResourceType.TRANSACTIONAL_ID: _WRITE_DESCRIBE},
-    Role.WORKER: {ResourceType.TOPIC: _READ, ResourceType.GROUP: _READ},
+    Role.READER: {ResourceType.TOPIC: _READ_TOPIC, ResourceType.GROUP: _READ},
+    Role.WRITER: {ResourceType.TOPIC: _WRITE_TOPIC, ResourceType.TRANSACTIONAL_ID: _WRITE_DESCRIBE},
+    Role.WORKER: {ResourceType.TOPIC: _READ_TOPIC, ResourceType.GROUP: _READ},
     Role.OPERATOR: {
         ResourceType.CLUSTER: (
             Operation.DESCRIBE,

@@ -20,10 +20,12 @@ NAMES = {
     Role.OPERATOR: {},
 }
 EXPECTED = {
-    Role.READER: "READ topic t, DESCRIBE topic t, READ topic u, DESCRIBE topic u, READ group g",
-    Role.WRITER: "WRITE topic t, DESCRIBE topic t, WRITE topic u, DESCRIBE topic u, WRITE transactional-id x, "
-    "DESCRIBE transactional-id x",
-    Role.WORKER: "READ topic t, READ topic u, READ group g",
+    Role.READER: "READ topic t, DESCRIBE topic t, DESCRIBE_CONFIGS topic t, READ topic u, DESCRIBE topic u, "
+    "DESCRIBE_CONFIGS topic u, READ group g",
+    Role.WRITER: "WRITE topic t, DESCRIBE topic t, DESCRIBE_CONFIGS topic t, WRITE topic u, DESCRIBE topic u, "
+    "DESCRIBE_CONFIGS topic u, WRITE transactional-id x, DESCRIBE transactional-id x",
+    Role.WORKER: "READ topic t, DESCRIBE topic t, DESCRIBE_CONFIGS topic t, READ topic u, DESCRIBE topic u, "
+    "DESCRIBE_CONFIGS topic u, READ group g",
     Role.OPERATOR: "DESCRIBE cluster, DESCRIBE_CONFIGS cluster, ALTER cluster, ALTER_CONFIGS cluster, CREATE cluster, "
     "DESCRIBE topic *, DESCRIBE_CONFIGS topic *, ALTER topic *, ALTER_CONFIGS topic *, "
     "DESCRIBE group *, DESCRIBE_CONFIGS group *, ALTER_CONFIGS group *, DESCRIBE transactional-id *, "
