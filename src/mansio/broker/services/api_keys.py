@@ -4,8 +4,8 @@ A key belongs to a user with a password, and is deleted with it. A change is dur
 the request is answered; other brokers learn it from their watch of the metadata store, and end the sessions of deleted
 keys.
 
-Who may ALTER the cluster may create and delete all keys. A user may create and delete its own ones, but not if it has
-authenticated with one: whoever finds a key cannot make another one of it.
+Who may ALTER the cluster may create and delete all keys. A user may create and delete its own ones. With a key or a
+token no key is created: whoever finds one cannot make another one of it.
 
 Invariant: no error and no log line contains a key.
 """
@@ -100,6 +100,7 @@ class ApiKeyService:
         keys, `InvalidRequest`, `ConcurrentChange`, `StorageError`.
         """
         self._check(caller, Operation.ALTER, user)
+        self._authorization.check_may_issue_credentials(caller)
         if not is_confidential:
             raise PolicyViolation("a key is sent on an encrypted connection, or on the broker's machine")
         if len(description) > DESCRIPTION_CHARACTERS_MAX or not (description.isprintable()):
@@ -151,7 +152,7 @@ class ApiKeyService:
     def _check(self, caller: Caller, operation: Operation, user: str | None) -> None:
         session = caller.session
         is_own = user is not None and session.user == user and user != ANONYMOUS_USER
-        if not is_own or (session.credential_id and operation is not Operation.DESCRIBE):
+        if not is_own or not (session.may_issue_credentials or operation is Operation.DESCRIBE):
             self._authorization.check_cluster(caller, operation)
 
     async def _write(self, user: str, keys: dict[str, StoredApiKey], guard: Sequence[Compare]) -> bool:

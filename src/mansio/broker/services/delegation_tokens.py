@@ -4,7 +4,7 @@ The secret of a token is an HMAC of its id with a key that is derived from a sec
 store does not contain it. What log-ins are verified with is stored, as for users.
 
 Invariants:
-* Whoever has authenticated with a token manages no tokens, nor does anybody without authentication, or on a connection
+* Whoever has authenticated with a key or a token manages no tokens, nor does anybody without authentication, or on a connection
   that others could read.
 * With a user its tokens are deleted (`UserService`), and a token is created only while its owner's user is unchanged.
 * A request that names a token by its HMAC knows its secret, so the errors about it may tell that it exists.
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.routing.caller import ANONYMOUS_USER
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     ConcurrentChange,
     DelegationTokenAuthDisabled,
-    DelegationTokenAuthorizationFailed,
     DelegationTokenExpired,
     DelegationTokenNotFound,
     DelegationTokenOwnerMismatch,
@@ -179,15 +179,11 @@ class DelegationTokenService:
         or the caller may CREATE_TOKENS of the owner, `InvalidPrincipalType`, `DelegationTokenAuthDisabled`,
         `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
         """
-        _check_caller(caller, is_confidential=is_confidential)
+        self._check_caller(caller, is_confidential=is_confidential)
         requester = caller.session.principal
         principal = requester if owner is None else str(owner)
-        if principal != requester and not self._authorization.allows(
-            caller, Operation.CREATE_TOKENS, ResourceType.USER, principal
-        ):
-            raise DelegationTokenAuthorizationFailed(
-                f"{requester} is not allowed to create delegation tokens of this owner"
-            )
+        if principal != requester:
+            self._authorization.check(caller, Operation.CREATE_TOKENS, ResourceType.USER, principal)
         for each in (*renewers, *(() if owner is None else (owner,))):
             if each.kind != USER_TYPE:
                 raise InvalidPrincipalType(
@@ -274,7 +270,7 @@ class DelegationTokenService:
 
         Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`.
         """
-        _check_caller(caller, is_confidential=is_confidential)
+        self._check_caller(caller, is_confidential=is_confidential)
         keys = self._keys()
         wanted = None if owners is None else frozenset(map(str, owners))
         found = []
@@ -288,6 +284,18 @@ class DelegationTokenService:
         return found
 
     # Checks
+
+    def _check_caller(self, caller: Caller, *, is_confidential: bool) -> None:
+        if caller.session.user == ANONYMOUS_USER:
+            raise DelegationTokenRequestNotAllowed("clients without authentication have no delegation tokens")
+        try:
+            self._authorization.check_may_issue_credentials(caller)
+        except ClusterAuthorizationFailed as error:
+            raise DelegationTokenRequestNotAllowed(error.message) from None
+        if not is_confidential:
+            raise DelegationTokenRequestNotAllowed(
+                "the secret of a token is sent on an encrypted connection, or to the broker's machine"
+            )
 
     def _may_see(self, caller: Caller, token: DelegationToken) -> bool:
         allows = self._authorization.allows
@@ -316,7 +324,7 @@ class DelegationTokenService:
         return []
 
     def _changeable(self, token_hmac: bytes, *, is_confidential: bool, caller: Caller) -> DelegationToken:
-        _check_caller(caller, is_confidential=is_confidential)
+        self._check_caller(caller, is_confidential=is_confidential)
         self._keys()
         digest = token_digest(token_hmac)
         token = next((each for each in self._state.tokens.values() if each.digest == digest), None)
@@ -398,20 +406,6 @@ class DelegationTokenService:
                 expires_ms=token.expires_ms,
                 by=caller.session.principal,
             ),
-        )
-
-
-def _check_caller(caller: Caller, *, is_confidential: bool) -> None:
-    session = caller.session
-    if session.user == ANONYMOUS_USER:
-        raise DelegationTokenRequestNotAllowed("clients without authentication have no delegation tokens")
-    if session.credential_id:
-        raise DelegationTokenRequestNotAllowed(
-            "clients that have authenticated with a token manage no tokens"
-        )
-    if not is_confidential:
-        raise DelegationTokenRequestNotAllowed(
-            "the secret of a token is sent on an encrypted connection, or to the broker's machine"
         )
 
 

@@ -15,7 +15,6 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
-    ClusterAuthorizationFailed,
     ConcurrentChange,
     PolicyViolation,
     ResourceNotFound,
@@ -205,10 +204,6 @@ class SqsAccessKeyService:
 
     def _check(self, caller: Caller, user: str | None, operation: Operation) -> None:
         """Check that a caller is a user, or may do an operation on the cluster."""
-        session = caller.session
-        if session.credential_id:
-            raise ClusterAuthorizationFailed(
-                "access keys are managed by clients with a password or a certificate"
-            )
-        if user is None or session.user != user:
+        self._authorization.check_may_issue_credentials(caller)
+        if user is None or caller.session.user != user:
             self._authorization.check_cluster(caller, operation)

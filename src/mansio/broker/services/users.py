@@ -211,8 +211,8 @@ class UserService:
         """Change the credentials of several users. Return the error of each user, or None; a user with an error is not
         changed. `is_confidential`: whether nobody else can read the connection.
 
-        Errors: `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `UnacceptableCredential`,
-        `UnsupportedSaslMechanism`, `ResourceNotFound` for a deletion,
+        Errors: `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, and for an upsertion by a caller
+        with a key or a token, `UnacceptableCredential`, `UnsupportedSaslMechanism`, `ResourceNotFound` for a deletion,
         `DuplicateResource` for a credential that is in the request more than once, `PolicyViolation` for too many
         items, too many users, and an upsertion that others could read, `ConcurrentChange`, `StorageError`.
         """
@@ -221,6 +221,8 @@ class UserService:
         refused: MansioError | None = too_many_items(len(changes))
         try:
             self._authorization.check_cluster(caller, Operation.ALTER)
+            if upsertions:
+                self._authorization.check_may_issue_credentials(caller)
         except AuthorizationFailed as error:
             refused = without_traceback(error)
         if refused is None and upsertions and not is_confidential:
@@ -295,10 +297,11 @@ class UserService:
         its answer was lost, changes nothing. `is_confidential`: whether
         nobody else can read the connection.
 
-        Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `ResourceNotFound`,
-        `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
+        Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, and for one with a key or a token,
+        `ResourceNotFound`, `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
         """
         self._authorization.check_cluster(caller, Operation.ALTER)
+        self._authorization.check_may_issue_credentials(caller)
         if not is_confidential:
             raise PolicyViolation(
                 "a password is accepted on an encrypted connection, or from the broker's machine"

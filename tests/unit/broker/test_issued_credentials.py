@@ -1,0 +1,132 @@
+"""Who may create credentials and set passwords: nobody with a key or a token, which ends, or is revoked, before what it
+could create."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.broker.routing.caller import ANONYMOUS, Caller, ClientSession
+from mansio.broker.services.api_keys import ApiKeyService
+from mansio.broker.services.authorization import Authorization
+from mansio.broker.services.delegation_tokens import DelegationTokenService, Principal
+from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
+from mansio.broker.services.users import CredentialDeletion, UserService
+from mansio.config.settings import Settings
+from mansio.errors import (
+    ClusterAuthorizationFailed,
+    DelegationTokenAuthorizationFailed,
+    DelegationTokenRequestNotAllowed,
+)
+from mansio.host.clock import HostClock, HostRandom
+from mansio.state.authentication.secrets_keys import SecretsKeys
+from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.authorizer import Authorizer
+from support.machine import scaled
+from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
+from unit.broker.test_users import DirectThread, upsertion
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+ROOT = Caller(ClientSession("root", credential_revision=1))
+BY_KEY = Caller(ClientSession("root", credential_id="key"))
+BY_TOKEN = Caller(ClientSession("root", is_by_token=True))
+"""A super user with a password, with an API key or a delegation token, and with a token of an identity provider."""
+
+
+class Services:
+    """The services that create credentials, on one metadata store, and what they report as refused."""
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin = admin
+        self.refusals: list[tuple[str, Operation, ResourceType]] = []
+        authorization = Authorization(
+            Authorizer(super_users=frozenset({"User:root"})),
+            lambda caller, operation, kind, _: self.refusals.append((caller.session.user, operation, kind)),
+        )
+        common: dict[str, Any] = {
+            "store": admin.store,
+            "state": admin.state,
+            "scheduler": admin.scheduler,
+            "random": HostRandom(),
+            "clock": HostClock(),
+            "authorization": authorization,
+        }
+        keys, thread = SecretsKeys((bytes(32),)), DirectThread()
+        self.users = UserService(**common, password_thread=thread)
+        self.api_keys = ApiKeyService(**common)
+        self.sqs_keys = SqsAccessKeyService(keys, **common)
+        self.tokens = DelegationTokenService(keys, **common, settings=Settings(), password_thread=thread)
+
+    async def create_token(self, caller: Caller, owner: Principal | None = None) -> Any:
+        return await self.tokens.create(
+            owner=owner, renewers=(), max_lifetime_ms=-1, is_confidential=True, caller=caller
+        )
+
+
+def run(check: Callable[[Services], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
+            sqlite_store(":memory:") as store,
+            topic_admin(store) as admin,
+        ):
+            services = Services(admin)
+            await services.users.create("root", "password")
+            await services.users.create("alice", "password")
+            await check(services)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("caller", [BY_KEY, BY_TOKEN], ids=["key", "token"])
+@pytest.mark.parametrize("user", ["root", "alice"])
+def test_with_a_key_or_a_token_nobody_creates_credentials_or_sets_passwords(
+    caller: Caller, user: str
+) -> None:
+    async def check(services: Services) -> None:
+        with pytest.raises(ClusterAuthorizationFailed, match="certificate"):
+            await services.api_keys.create(user, "", None, is_confidential=True, caller=caller)
+        with pytest.raises(ClusterAuthorizationFailed, match="certificate"):
+            await services.sqs_keys.create(user, is_confidential=True, caller=caller)
+        with pytest.raises(ClusterAuthorizationFailed, match="certificate"):
+            await services.users.set_password(user, "another", is_confidential=True, caller=caller)
+        with pytest.raises(DelegationTokenRequestNotAllowed, match="certificate"):
+            await services.create_token(caller, Principal("User", user))
+        errors = await services.users.alter_each([upsertion(user)], [], is_confidential=True, caller=caller)
+        assert isinstance(errors[user], ClusterAuthorizationFailed)
+        assert services.refusals == [("root", Operation.ALTER, ResourceType.CLUSTER)] * 5
+        state = services.admin.state
+        assert not (state.api_key_count or state.sqs_access_keys or state.tokens)
+
+    run(check)
+
+
+def test_with_a_password_a_super_user_creates_them_and_with_a_key_it_deletes_users() -> None:
+    async def check(services: Services) -> None:
+        await services.api_keys.create("alice", "", None, is_confidential=True, caller=ROOT)
+        await services.sqs_keys.create("alice", is_confidential=True, caller=ROOT)
+        await services.create_token(ROOT, Principal("User", "alice"))
+        await services.users.set_password("alice", "another", is_confidential=True, caller=ROOT)
+        deletions = [CredentialDeletion("alice", number) for number in (1, 2)]
+        errors = await services.users.alter_each([], deletions, is_confidential=True, caller=BY_KEY)
+        assert errors == {"alice": None}
+
+    run(check)
+
+
+def test_a_refused_token_of_another_owner_is_reported() -> None:
+    async def check(services: Services) -> None:
+        bob = Caller(ClientSession("bob"))
+        with pytest.raises(DelegationTokenAuthorizationFailed):
+            await services.create_token(bob, Principal("User", "alice"))
+        assert services.refusals == [("bob", Operation.CREATE_TOKENS, ResourceType.USER)]
+
+    run(check)
+
+
+def test_anonymous_clients_of_an_open_cluster_create_users() -> None:
+    assert ANONYMOUS.session.may_issue_credentials  # without an authorizer: how the first users are made
