@@ -25,7 +25,8 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.api_keys import api_keys_document
-from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Put, new_writer_id
+from mansio.metadata.owned_credentials import user_guard
 from mansio.state.authentication.api_keys import RANDOM_BYTES, StoredApiKey, format_key, hash_key, id_of_key
 from mansio.state.authorization.acls import Operation
 
@@ -122,10 +123,7 @@ class ApiKeyService:
                 raise PolicyViolation(f"there are {KEYS_MAX} API keys, which is the limit")
             if len(known.keys) >= KEYS_PER_USER_MAX:
                 raise PolicyViolation(f"the user has {KEYS_PER_USER_MAX} API keys, which is the limit")
-            exists = [
-                Compare(self._state.keys.credential(user, mechanism), mod_revision=credential.revision)
-                for mechanism, credential in credentials.items()
-            ]
+            exists = user_guard(self._state.keys, user, credentials)
             if await self._write(user, {**known.keys, key_id: created}, exists):
                 logger.info("api_key_created", extra=fields(user=user, key=key_id))
                 return NewApiKey(created, text)
@@ -161,10 +159,7 @@ class ApiKeyService:
         writer = new_writer_id(self._random)
         key = self._state.keys.user_api_keys(user)
         compares = [*guard, Compare(key, mod_revision=self._state.api_keys_of(user).revision)]
-        if keys:
-            put = Put(key, metadata_store.encode(api_keys_document(keys.values()), writer))
-            done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
-        else:
-            done = await self._store.transact(compares, [Delete(key)])
+        put = Put(key, metadata_store.encode(api_keys_document(keys.values()), writer))
+        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded

@@ -6,7 +6,8 @@ store does not contain it. What log-ins are verified with is stored, as for user
 Invariants:
 * Whoever has authenticated with a key or a token manages no tokens, nor does anybody without authentication, or on a connection
   that others could read.
-* With a user its tokens are deleted (`UserService`), and a token is created only while its owner's user is unchanged.
+* With a user its tokens are deleted (`UserService`), and a token is created only while its owner's user is unchanged. A
+  token of a user that does not exist any more logs nobody in.
 * A request that names a token by its HMAC knows its secret, so the errors about it may tell that it exists.
 * No error, log line or stored value contains an HMAC.
 
@@ -47,6 +48,7 @@ from mansio.metadata.metadata_store import (
     new_uuid,
     new_writer_id,
 )
+from mansio.metadata.owned_credentials import creation_guard, creation_mark
 from mansio.state.authentication.credentials import SALT_BYTES, USER_BYTES_MAX, ScramMechanism
 from mansio.state.authentication.delegation_tokens import (
     PURPOSE,
@@ -74,7 +76,7 @@ TOKENS_MAX: Final = 10_000
 """Maximum number of tokens of a cluster."""
 
 TOKENS_PER_OWNER_MAX: Final = 100
-"""Maximum number of tokens of one owner: with its access keys of SQS they are deleted in one transaction."""
+"""Maximum number of tokens of one owner."""
 
 RENEWERS_MAX: Final = 16
 DELETIONS_MAX: Final = 100
@@ -194,12 +196,7 @@ class DelegationTokenService:
         if len(renewers) > RENEWERS_MAX:
             raise PolicyViolation(f"a delegation token has at most {RENEWERS_MAX} renewers")
         keys = self._keys()
-        guard = self._owner_guard(principal, caller)
-        owned = sum(token.owner == principal for token in self._state.tokens.values())
-        if owned >= TOKENS_PER_OWNER_MAX or len(self._state.tokens) >= TOKENS_MAX:
-            raise PolicyViolation(
-                f"an owner has at most {TOKENS_PER_OWNER_MAX} delegation tokens, and a cluster {TOKENS_MAX}"
-            )
+        self._check_owner(principal, caller)
         token_id = base64.urlsafe_b64encode(new_uuid(self._random).bytes).rstrip(b"=").decode()
         secret = token_hmac(keys.derive(PURPOSE, keys.present_id), token_id)
         salts = {mechanism: self._random.bytes(SALT_BYTES) for mechanism in ScramMechanism}
@@ -223,10 +220,13 @@ class DelegationTokenService:
             keys.present_id,
             credentials,
         )
-        if not await self._write(token, guard):
-            raise ConcurrentChange("the owner is being changed concurrently")
-        self._log("delegation_token_created", token, caller)
-        return TokenWithSecret(token, secret)
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            self._check_owner(principal, caller)
+            token = replace(token, is_of_stored_user=token.user in self._state.users)
+            if await self._write(token, is_new=True):
+                self._log("delegation_token_created", token, caller)
+                return TokenWithSecret(token, secret)
+        raise ConcurrentChange("the owner is being changed concurrently")
 
     async def renew(self, token_hmac: bytes, period_ms: int, *, is_confidential: bool, caller: Caller) -> int:
         """Let a token expire after `period_ms` from now, or after that of the settings if it is negative; not after its
@@ -310,18 +310,20 @@ class DelegationTokenService:
             raise DelegationTokenAuthDisabled("secrets_key_file is not set on this broker")
         return self._secrets_keys
 
-    def _owner_guard(self, principal: str, caller: Caller) -> list[Compare]:
-        """Return the condition that the user of the owner is not changed meanwhile. A user of a certificate has no
-        credentials, and none is needed."""
+    def _check_owner(self, principal: str, caller: Caller) -> None:
+        """Check that an owner may get another token. A user of a certificate has no credentials, and needs none."""
         name = principal.partition(":")[2]
-        credentials = self._state.users.get(name)
-        if credentials:
-            mechanism, credential = next(iter(credentials.items()))
-            key = self._state.keys.credential(name, mechanism)
-            return [Compare(key, mod_revision=credential.revision)]
-        if name == caller.session.user and caller.session.credential_revision:
+        if (
+            name == caller.session.user
+            and caller.session.credential_revision
+            and name not in self._state.users
+        ):
             raise DelegationTokenRequestNotAllowed("the user was deleted")
-        return []
+        owned = sum(token.owner == principal for token in self._state.tokens.values())
+        if owned >= TOKENS_PER_OWNER_MAX or len(self._state.tokens) >= TOKENS_MAX:
+            raise PolicyViolation(
+                f"an owner has at most {TOKENS_PER_OWNER_MAX} delegation tokens, and a cluster {TOKENS_MAX}"
+            )
 
     def _changeable(self, token_hmac: bytes, *, is_confidential: bool, caller: Caller) -> DelegationToken:
         self._check_caller(caller, is_confidential=is_confidential)
@@ -349,17 +351,21 @@ class DelegationTokenService:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             token = self._changeable(token_hmac, is_confidential=is_confidential, caller=caller)
             changed = change(token, self._clock.wall_ms())
-            if await self._write(changed, []):
+            if await self._write(changed):
                 return changed
         raise ConcurrentChange("this delegation token is being changed concurrently")
 
-    async def _write(self, token: DelegationToken, guard: Sequence[Compare]) -> bool:
-        """Write a token if the stored one has its revision. Return False if it has not, or for a failed guard."""
+    async def _write(self, token: DelegationToken, *, is_new: bool = False) -> bool:
+        """Write a token if the stored one has its revision, and, if it is new, unless its owner, or what that owns, is
+        changed meanwhile. Return whether it was written."""
         name = self._state.keys.token(token.token_id)
         writer = new_writer_id(self._random)
-        put = Put(name, metadata_store.encode(token_document(token), writer))
-        compares = [Compare(name, mod_revision=token.revision), *guard]
-        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        guard = [Compare(name, mod_revision=token.revision)]
+        puts = [Put(name, metadata_store.encode(token_document(token), writer))]
+        if is_new:
+            guard += creation_guard(self._state, token.user)
+            puts.append(creation_mark(self._state, token.user, writer))
+        done = await metadata_store.transact_resolving_ambiguity(self._store, guard, puts, writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded
 
@@ -384,18 +390,32 @@ class DelegationTokenService:
             self._schedule_check()
 
     async def _delete_expired(self) -> None:
-        """Delete expired tokens, unless they are renewed meanwhile. In a cluster the controller does."""
+        """Delete expired tokens, unless they are renewed meanwhile, those of deleted users, and the marks of owners that
+        have nothing any more. In a cluster the controller does."""
         controller = self._state.controller
         if controller is not None and controller.node_id != self._settings.node_id:
             return
         now_ms = self._clock.wall_ms()
-        expired = [token for token in self._state.tokens.values() if token.is_expired(now_ms)]
+        users = self._state.users
+        expired = [
+            token
+            for token in self._state.tokens.values()
+            if token.is_expired(now_ms) or (token.is_of_stored_user and token.user not in users)
+        ]
         for token in expired[:DELETIONS_MAX]:
             name = self._state.keys.token(token.token_id)
             guard = [Compare(name, mod_revision=token.revision)]
             done = await self._store.transact(guard, [Delete(name)])
             if done.succeeded:
+                await self._state.wait_for_revision(done.revision, self._scheduler)
                 logger.info("delegation_token_expired", extra=fields(token=token.token_id, owner=token.owner))
+        unused = [
+            (self._state.keys.user_api_keys(name), stored.revision)
+            for name, stored in self._state.api_keys.items()
+            if not stored.keys and name not in users and not self._state.owns_anything(name)
+        ]
+        for key, revision in unused[:DELETIONS_MAX]:
+            await self._store.transact([Compare(key, mod_revision=revision)], [Delete(key)])
 
     def _log(self, event: str, token: DelegationToken, caller: Caller) -> None:
         logger.info(

@@ -23,7 +23,8 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
+from mansio.metadata.owned_credentials import creation_guard, creation_mark
 from mansio.metadata.sqs_access_keys import SqsAccessKey, encryption_context, sqs_access_key_document
 from mansio.state.authentication.secrets_keys import NONCE_BYTES
 from mansio.state.authorization.acls import Operation
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEYS_PER_USER_MAX: Final = 10
-"""Maximum number of access keys of one user: with its tokens they are deleted in one transaction."""
+"""Maximum number of access keys of one user."""
 
 ID_PREFIX: Final = "MQAK"
 _ID_BYTES: Final = 10
@@ -160,33 +161,36 @@ class SqsAccessKeyService:
             raise PolicyViolation("a secret is sent on an encrypted connection, or to the broker's machine")
         if self._secrets_keys is None:
             raise SecurityDisabled(_NO_KEYS)
-        credentials = self._state.users.get(user)
-        if not credentials:
-            raise ResourceNotFound(f"there is no user {user!r}")
-        owned = sum(key.user == user for key in self._state.sqs_access_keys.values())
-        if owned >= KEYS_PER_USER_MAX:
-            raise PolicyViolation(f"a user has at most {KEYS_PER_USER_MAX} access keys; delete one")
         key_id = ID_PREFIX + base64.b32encode(self._random.bytes(_ID_BYTES)).decode()
         secret = base64.b64encode(self._random.bytes(_SECRET_BYTES)).decode()
         now_ms, nonce = self._clock.wall_ms(), self._random.bytes(NONCE_BYTES)
         encrypted = self._secrets_keys.encrypt(secret.encode(), encryption_context(key_id, user), nonce)
         key = SqsAccessKey(key_id, user, now_ms, encrypted)
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            if user not in self._state.users:
+                raise ResourceNotFound(f"there is no user {user!r}")
+            owned = sum(each.user == user for each in self._state.sqs_access_keys.values())
+            if owned >= KEYS_PER_USER_MAX:
+                raise PolicyViolation(f"a user has at most {KEYS_PER_USER_MAX} access keys; delete one")
+            if await self._write_new(key):
+                logger.info(
+                    "sqs_access_key_created", extra=fields(user=user, key=key_id, by=caller.session.principal)
+                )
+                return NewSqsAccessKey(key_id, secret)
+        raise ConcurrentChange("this user is being changed concurrently")
+
+    async def _write_new(self, key: SqsAccessKey) -> bool:
+        """Write a new key unless its user, or what the user owns, is changed meanwhile. Return False if it is."""
         writer = new_writer_id(self._random)
-        name = self._state.keys.sqs_access_key(key_id)
-        mechanism, credential = next(iter(credentials.items()))
-        guard = [
-            Compare(name, create_revision=0),
-            Compare(self._state.keys.credential(user, mechanism), mod_revision=credential.revision),
+        name = self._state.keys.sqs_access_key(key.key_id)
+        guard = [Compare(name, create_revision=0), *creation_guard(self._state, key.user)]
+        puts = [
+            Put(name, metadata_store.encode(sqs_access_key_document(key), writer)),
+            creation_mark(self._state, key.user, writer),
         ]
-        puts = [Put(name, metadata_store.encode(sqs_access_key_document(key), writer))]
         done = await metadata_store.transact_resolving_ambiguity(self._store, guard, puts, writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
-        if not done.succeeded:
-            raise ConcurrentChange("this user is being changed concurrently")
-        logger.info(
-            "sqs_access_key_created", extra=fields(user=user, key=key_id, by=caller.session.principal)
-        )
-        return NewSqsAccessKey(key_id, secret)
+        return done.succeeded
 
     async def delete(self, key_id: str, *, caller: Caller) -> None:
         """Delete an access key: requests that are signed with it are refused. Raises `ClusterAuthorizationFailed`
