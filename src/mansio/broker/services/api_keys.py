@@ -31,7 +31,7 @@ from mansio.state.authentication.api_keys import RANDOM_BYTES, StoredApiKey, for
 from mansio.state.authorization.acls import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
@@ -61,7 +61,15 @@ class NewApiKey(NamedTuple):
 class ApiKeyService:
     """API keys of users. All methods run on the broker's event loop."""
 
-    __slots__ = ("_authorization", "_clock", "_random", "_scheduler", "_state", "_store")
+    __slots__ = (
+        "_authorization",
+        "_clock",
+        "_count_mutation",
+        "_random",
+        "_scheduler",
+        "_state",
+        "_store",
+    )
 
     def __init__(
         self,
@@ -72,13 +80,16 @@ class ApiKeyService:
         random: Random,
         clock: Clock,
         authorization: Authorization,
+        count_mutation: Callable[[Caller], None] = lambda _: None,
     ) -> None:
+        """`count_mutation`: counts a change in the quota of the caller (`QuotaService.count_mutation`)."""
         self._store = store
         self._state = state
         self._scheduler = scheduler
         self._random = random
         self._clock = clock
         self._authorization = authorization
+        self._count_mutation = count_mutation
 
     def list(self, user: str | None = None, *, caller: Caller) -> Sequence[StoredApiKey]:
         """Return the keys of a user, or of all users, the oldest ones of each first. Raises
@@ -98,7 +109,7 @@ class ApiKeyService:
         nobody else can read the connection.
 
         Raises `ClusterAuthorizationFailed`, `ResourceNotFound` without such a user, `PolicyViolation` for too many
-        keys, `InvalidRequest`, `ConcurrentChange`, `StorageError`.
+        keys, `InvalidRequest`, `ThrottlingQuotaExceeded`, `ConcurrentChange`, `StorageError`.
         """
         self._check(caller, Operation.ALTER, user)
         self._authorization.check_may_issue_credentials(caller)
@@ -108,6 +119,7 @@ class ApiKeyService:
             raise InvalidRequest(f"a description has up to {DESCRIPTION_CHARACTERS_MAX} printable characters")
         if valid_ms is not None and not 1 <= valid_ms <= VALID_MS_MAX:
             raise InvalidRequest(f"a key is valid for 1 to {VALID_MS_MAX} ms")
+        self._count_mutation(caller)
         text = format_key(self._random.bytes(RANDOM_BYTES))
         key_id = id_of_key(text)
         assert key_id is not None
@@ -132,14 +144,18 @@ class ApiKeyService:
     async def delete(self, key_id: str, *, caller: Caller) -> None:
         """Delete a key; its sessions end.
 
-        Raises `ClusterAuthorizationFailed`, also for a key that does not exist, `ResourceNotFound`, `ConcurrentChange`,
-        `StorageError`.
+        Raises `ClusterAuthorizationFailed`, also for a key that does not exist, `ResourceNotFound`,
+        `ThrottlingQuotaExceeded`, `ConcurrentChange`, `StorageError`.
         """
+        is_counted = False
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             found = self._state.find_api_key(key_id)
             self._check(caller, Operation.ALTER, None if found is None else found.user)
             if found is None:
                 raise ResourceNotFound("there is no such API key")
+            if not is_counted:
+                self._count_mutation(caller)
+                is_counted = True
             known = dict(self._state.api_keys_of(found.user).keys)
             del known[key_id]
             if await self._write(found.user, known, []):

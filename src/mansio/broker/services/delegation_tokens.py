@@ -4,10 +4,10 @@ The secret of a token is an HMAC of its id with a key that is derived from a sec
 store does not contain it. What log-ins are verified with is stored, as for users.
 
 Invariants:
-* Whoever has authenticated with a key or a token manages no tokens, nor does anybody without authentication, or on a connection
-  that others could read.
-* With a user its tokens are deleted (`UserService`), and a token is created only while its owner's user is unchanged. A
-  token of a user that does not exist any more logs nobody in.
+* Whoever has authenticated with a key or a token manages no tokens, nor does anybody without authentication, or on a
+  connection that others could read.
+* With a user its tokens are deleted (`UserService`), and a token is created only while its owner's user is unchanged.
+  A token of a user that does not exist any more logs nobody in.
 * A request that names a token by its HMAC knows its secret, so the errors about it may tell that it exists.
 * No error, log line or stored value contains an HMAC.
 
@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.routing.caller import ANONYMOUS_USER
+from mansio.config.item_limit import too_many_items
 from mansio.errors import (
     ClusterAuthorizationFailed,
     ConcurrentChange,
@@ -35,7 +36,9 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
     PolicyViolation,
+    ThrottlingQuotaExceeded,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
 from mansio.metadata import metadata_store
@@ -49,7 +52,12 @@ from mansio.metadata.metadata_store import (
     new_writer_id,
 )
 from mansio.metadata.owned_credentials import creation_guard, creation_mark
-from mansio.state.authentication.credentials import SALT_BYTES, USER_BYTES_MAX, ScramMechanism
+from mansio.state.authentication.credentials import (
+    SALT_BYTES,
+    USER_BYTES_MAX,
+    ScramCredential,
+    ScramMechanism,
+)
 from mansio.state.authentication.delegation_tokens import (
     PURPOSE,
     DelegationToken,
@@ -79,6 +87,9 @@ TOKENS_PER_OWNER_MAX: Final = 100
 """Maximum number of tokens of one owner."""
 
 RENEWERS_MAX: Final = 16
+COMPUTATIONS_MAX: Final = 16
+"""Maximum number of tokens whose credentials are computed at a time, each of which takes some milliseconds."""
+
 DELETIONS_MAX: Final = 100
 """Maximum number of expired tokens that are deleted in one check; the next one deletes more."""
 
@@ -111,6 +122,8 @@ class DelegationTokenService:
     __slots__ = (
         "_authorization",
         "_clock",
+        "_computing_count",
+        "_count_mutation",
         "_is_running",
         "_password_thread",
         "_random",
@@ -134,8 +147,10 @@ class DelegationTokenService:
         clock: Clock,
         password_thread: Background,
         authorization: Authorization,
+        count_mutation: Callable[[Caller], None] = lambda _: None,
     ) -> None:
-        """`secrets_keys`: None if this broker has none. `password_thread`: computes what log-ins are verified with."""
+        """`secrets_keys`: None if this broker has none. `password_thread`: computes what log-ins are verified with.
+        `count_mutation`: counts a change in the quota of the caller (`QuotaService.count_mutation`)."""
         self._secrets_keys = secrets_keys
         self._store = store
         self._state = state
@@ -145,6 +160,9 @@ class DelegationTokenService:
         self._clock = clock
         self._password_thread = password_thread
         self._authorization = authorization
+        self._count_mutation = count_mutation
+        self._computing_count = 0
+        """Number of tokens whose credentials are being computed."""
         self._is_running = False
         """Whether expired tokens are deleted."""
         self._timer: Timer | None = None
@@ -179,7 +197,7 @@ class DelegationTokenService:
 
         Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthorizationFailed` unless the owner is the caller,
         or the caller may CREATE_TOKENS of the owner, `InvalidPrincipalType`, `DelegationTokenAuthDisabled`,
-        `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
+        `InvalidRequest`, `PolicyViolation`, `ThrottlingQuotaExceeded`, `ConcurrentChange`, `StorageError`.
         """
         self._check_caller(caller, is_confidential=is_confidential)
         requester = caller.session.principal
@@ -197,12 +215,10 @@ class DelegationTokenService:
             raise PolicyViolation(f"a delegation token has at most {RENEWERS_MAX} renewers")
         keys = self._keys()
         self._check_owner(principal, caller)
+        self._count_mutation(caller)
         token_id = base64.urlsafe_b64encode(new_uuid(self._random).bytes).rstrip(b"=").decode()
         secret = token_hmac(keys.derive(PURPOSE, keys.present_id), token_id)
-        salts = {mechanism: self._random.bytes(SALT_BYTES) for mechanism in ScramMechanism}
-        credentials = await run_in_thread(
-            self._scheduler, self._password_thread, partial(token_credentials, secret, salts)
-        )
+        credentials = await self._credentials(secret)
         now_ms = self._clock.wall_ms()
         lifetime_ms = self._settings.delegation_token_max_lifetime_ms
         if max_lifetime_ms > 0:
@@ -228,12 +244,27 @@ class DelegationTokenService:
                 return TokenWithSecret(token, secret)
         raise ConcurrentChange("the owner is being changed concurrently")
 
+    async def _credentials(self, secret: bytes) -> dict[str, ScramCredential]:
+        """Return the credentials of a token with this HMAC. Raises `ThrottlingQuotaExceeded` while too many are
+        computed: passwords are checked on the same thread."""
+        if self._computing_count >= COMPUTATIONS_MAX:
+            raise ThrottlingQuotaExceeded("too many delegation tokens are being created now")
+        salts = {mechanism: self._random.bytes(SALT_BYTES) for mechanism in ScramMechanism}
+        self._computing_count += 1
+        try:
+            return await run_in_thread(
+                self._scheduler, self._password_thread, partial(token_credentials, secret, salts)
+            )
+        finally:
+            self._computing_count -= 1
+
     async def renew(self, token_hmac: bytes, period_ms: int, *, is_confidential: bool, caller: Caller) -> int:
         """Let a token expire after `period_ms` from now, or after that of the settings if it is negative; not after its
         maximum lifetime. Return the Unix time at which it expires.
 
         Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`, `DelegationTokenNotFound`,
-        `DelegationTokenOwnerMismatch`, `DelegationTokenExpired`, `ConcurrentChange`, `StorageError`.
+        `DelegationTokenOwnerMismatch`, `DelegationTokenExpired`, `ThrottlingQuotaExceeded`, `ConcurrentChange`,
+        `StorageError`.
         """
         if period_ms < 0:
             period_ms = self._settings.delegation_token_expiry_time_ms
@@ -261,21 +292,26 @@ class DelegationTokenService:
         self._log("delegation_token_deleted", token, caller)
         return self._clock.wall_ms()
 
-    def describe(
+    async def describe(
         self, owners: Sequence[Principal] | None, *, is_confidential: bool, caller: Caller
     ) -> list[TokenWithSecret]:
         """Return the tokens that the caller may see: of which it is owner, requester or renewer, those that it may
         DESCRIBE, and those of users of which it may DESCRIBE_TOKENS. `owners`: only tokens that one of them may change;
         None: all.
 
-        Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`.
+        Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`, `PolicyViolation` for too many owners.
         """
         self._check_caller(caller, is_confidential=is_confidential)
         keys = self._keys()
+        error = None if owners is None else too_many_items(len(owners))
+        if error is not None:
+            raise error
+        turns = ItemTurns(self._scheduler)
         wanted = None if owners is None else frozenset(map(str, owners))
         found = []
         for token in sorted(self._state.tokens.values(), key=lambda token: (token.issued_ms, token.token_id)):
-            if wanted is not None and not any(map(token.may_be_changed_by, wanted)):
+            await turns.next()
+            if wanted is not None and not token.may_be_changed_by_any(wanted):
                 continue
             if self._may_see(caller, token):
                 is_known = keys.has(token.secrets_key_id)
@@ -338,6 +374,7 @@ class DelegationTokenService:
             )
         if token.is_expired(self._clock.wall_ms()):
             raise DelegationTokenExpired("the delegation token has expired")
+        self._count_mutation(caller)
         return token
 
     async def _change(
@@ -390,8 +427,8 @@ class DelegationTokenService:
             self._schedule_check()
 
     async def _delete_expired(self) -> None:
-        """Delete expired tokens, unless they are renewed meanwhile, those of deleted users, and the marks of owners that
-        have nothing any more. In a cluster the controller does."""
+        """Delete expired tokens, unless they are renewed meanwhile, those of deleted users, and the marks of owners
+        that have nothing any more. In a cluster the controller does."""
         controller = self._state.controller
         if controller is not None and controller.node_id != self._settings.node_id:
             return

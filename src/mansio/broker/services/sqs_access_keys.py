@@ -30,7 +30,7 @@ from mansio.state.authentication.secrets_keys import NONCE_BYTES
 from mansio.state.authorization.acls import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
@@ -76,6 +76,7 @@ class SqsAccessKeyService:
     __slots__ = (
         "_authorization",
         "_clock",
+        "_count_mutation",
         "_decrypted",
         "_random",
         "_scheduler",
@@ -94,8 +95,10 @@ class SqsAccessKeyService:
         random: Random,
         clock: Clock,
         authorization: Authorization,
+        count_mutation: Callable[[Caller], None] = lambda _: None,
     ) -> None:
-        """`secrets_keys`: None if this broker has none."""
+        """`secrets_keys`: None if this broker has none. `count_mutation`: counts a change in the quota of the caller
+        (`QuotaService.count_mutation`)."""
         self._secrets_keys = secrets_keys
         self._store = store
         self._state = state
@@ -103,6 +106,7 @@ class SqsAccessKeyService:
         self._random = random
         self._clock = clock
         self._authorization = authorization
+        self._count_mutation = count_mutation
         self._decrypted: dict[str, tuple[int, SqsSecret]] = {}
         """Secrets with the revision of their key, by id, of keys that exist and were used."""
         state.on_user_change(self._forget_deleted)
@@ -154,13 +158,14 @@ class SqsAccessKeyService:
 
         Raises `ClusterAuthorizationFailed` unless the caller is the user, or may ALTER the cluster, `PolicyViolation`
         for too many keys and a connection that others could read, `SecurityDisabled` without a secrets key,
-        `ResourceNotFound` if there is no such user, `ConcurrentChange`, `StorageError`.
+        `ResourceNotFound` if there is no such user, `ThrottlingQuotaExceeded`, `ConcurrentChange`, `StorageError`.
         """
         self._check(caller, user, Operation.ALTER)
         if not is_confidential:
             raise PolicyViolation("a secret is sent on an encrypted connection, or to the broker's machine")
         if self._secrets_keys is None:
             raise SecurityDisabled(_NO_KEYS)
+        self._count_mutation(caller)
         key_id = ID_PREFIX + base64.b32encode(self._random.bytes(_ID_BYTES)).decode()
         secret = base64.b64encode(self._random.bytes(_SECRET_BYTES)).decode()
         now_ms, nonce = self._clock.wall_ms(), self._random.bytes(NONCE_BYTES)
@@ -194,11 +199,13 @@ class SqsAccessKeyService:
 
     async def delete(self, key_id: str, *, caller: Caller) -> None:
         """Delete an access key: requests that are signed with it are refused. Raises `ClusterAuthorizationFailed`
-        unless the caller is its user, or may ALTER the cluster, `ResourceNotFound`, `StorageError`."""
+        unless the caller is its user, or may ALTER the cluster, `ResourceNotFound`, `ThrottlingQuotaExceeded`,
+        `StorageError`."""
         key = self._state.sqs_access_keys.get(key_id)
         self._check(caller, None if key is None else key.user, Operation.ALTER)
         if key is None:
             raise ResourceNotFound(f"there is no access key {key_id!r}")
+        self._count_mutation(caller)
         delete = Delete(self._state.keys.sqs_access_key(key_id))
         done = await metadata_store.transact_with_retries(self._store, [], [delete])
         await self._state.wait_for_revision(done.revision, self._scheduler)

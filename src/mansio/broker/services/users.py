@@ -8,9 +8,9 @@ before a listener authenticates its first client.
 
 Invariants:
 * A user is changed by one transaction, all mechanisms or none, and only if no one else has changed it meanwhile.
-* With a user, what belongs to it is deleted: API keys, access keys of SQS and delegation tokens. That may take more than
-  one transaction; the first deletes the user, without which nothing of it is accepted. A new user of the same name has
-  none of them.
+* With a user, what belongs to it is deleted: API keys, access keys of SQS and delegation tokens. That may take more
+  than one transaction; the first deletes the user, without which nothing of it is accepted. A new user of the same name
+  has none of them.
 * No error and no log line contains a password, a salted password or a key.
 
 Model: ScramControlManager of Kafka.
@@ -307,7 +307,8 @@ class UserService:
         nobody else can read the connection.
 
         Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, and for one with a key or a token,
-        `ResourceNotFound`, `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
+        `ResourceNotFound`, `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`,
+        `StorageError`.
         """
         self._authorization.check_cluster(caller, Operation.ALTER)
         self._authorization.check_may_issue_credentials(caller)

@@ -62,6 +62,10 @@ class DelegationToken:
         """Whether a principal may renew, expire and describe the token without further rights."""
         return principal in (self.owner, self.requester, *self.renewers)
 
+    def may_be_changed_by_any(self, principals: frozenset[str]) -> bool:
+        """Whether one of the principals may (`may_be_changed_by`)."""
+        return not principals.isdisjoint((self.owner, self.requester, *self.renewers))
+
     def is_expired(self, now_ms: int) -> bool:
         """Whether the token has expired."""
         return now_ms >= self.expires_ms
