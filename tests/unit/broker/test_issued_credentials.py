@@ -1,5 +1,5 @@
-"""Who may create credentials and set passwords: nobody with a key or a token, which ends, or is revoked, before what it
-could create."""
+"""Who may create credentials and set passwords: no client with a key or a token, which ends, or is revoked, before what
+it could create."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def run(check: Callable[[Services], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("caller", [BY_KEY, BY_TOKEN], ids=["key", "token"])
 @pytest.mark.parametrize("user", ["root", "alice"])
-def test_with_a_key_or_a_token_nobody_creates_credentials_or_sets_passwords(
+def test_with_a_key_or_a_token_no_client_creates_credentials_or_sets_passwords(
     caller: Caller, user: str
 ) -> None:
     async def check(services: Services) -> None:

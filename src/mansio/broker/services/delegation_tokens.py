@@ -66,6 +66,7 @@ from mansio.state.authentication.delegation_tokens import (
     token_hmac,
 )
 from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -305,7 +306,7 @@ class DelegationTokenService:
         keys = self._keys()
         error = None if owners is None else too_many_items(len(owners))
         if error is not None:
-            raise error
+            raise copied(error)
         turns = ItemTurns(self._scheduler)
         wanted = None if owners is None else frozenset(map(str, owners))
         found = []

@@ -50,7 +50,9 @@ def signed(**more: Any) -> str:
 )
 def test_valid_token_of_each_kind_logs_its_subject_in(key_id: str, algorithm: str) -> None:
     token = ONE.sign(claims(NOW_S, groups=["a", "b", "a"]), key_id=key_id, algorithm=algorithm)
-    accepted = Accepted("alice", valid_until_ms=(NOW_S + 300 + SKEW_S) * 1000, groups=("a", "b"), is_by_token=True)
+    accepted = Accepted(
+        "alice", valid_until_ms=(NOW_S + 300 + SKEW_S) * 1000, groups=("a", "b"), is_by_token=True
+    )
     assert check(token) == accepted
     head, body, signature = token.split(".")
     altered = encode(claims(NOW_S, user="admin"))
