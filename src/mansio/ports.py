@@ -212,6 +212,8 @@ class ForwardedClient(NamedTuple):
     """Groups of the user."""
     credential_id: str = ""
     """Id of the API key, access key of SQS or delegation token with which it has authenticated, "" for none."""
+    is_by_token: bool = False
+    """Whether it has authenticated with a token of an identity provider."""
 
 
 NO_CLIENT: Final = ForwardedClient()

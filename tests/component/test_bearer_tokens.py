@@ -121,6 +121,9 @@ def test_a_token_opens_a_kafka_connection_until_it_expires(kafka: SaslBroker) ->
         sessions = kafka.call(lambda: kafka.broker.server.authentication._sessions["alice"])
         (gate,) = sessions.values()
         assert gate._session.user.groups == ("night shift",)
+        fields = {"user": "alice", "description": "", "valid_ms": -1}
+        created = peer.call(ApiKey.CREATE_API_KEY, 0, fields)
+        assert created.error_code == ClusterAuthorizationFailed.kafka_code  # the key would outlive the token
 
 
 @pytest.mark.full

@@ -151,6 +151,17 @@ def test_validation_and_failed_changes_cost_nothing(
     assert codes(create(broker, 7, name, partitions=1), "topics") == [0]
 
 
+def test_credentials_count_in_the_quota(
+    broker: TestBroker, client: mansio.blocking.Client, name: str
+) -> None:
+    client.admin.quotas.set(client_id=CLIENT_ID, values={RATE: 1})
+    assert codes(create(broker, 7, name), "topics") == [0]
+    with peer_of(broker) as peer:
+        fields = {"user": "alice", "description": "", "valid_ms": -1}
+        created = peer.call(ApiKey.CREATE_API_KEY, 0, fields)
+    assert created.error_code == THROTTLING_QUOTA_EXCEEDED
+
+
 def test_the_connection_of_a_client_over_its_quota_is_not_read_meanwhile(
     broker: TestBroker, client: mansio.blocking.Client, name: str
 ) -> None:

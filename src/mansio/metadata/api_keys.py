@@ -1,6 +1,7 @@
 """API keys in the metadata store: the value of the key `apikeys/USER` has all keys of a user, by id.
 
-They are one value, so that one transaction deletes a user with its keys, and none can be added meanwhile.
+They are one value, so that one transaction deletes a user with its keys, and none can be added meanwhile. It exists
+also without keys, while the user has other credentials (`owned_credentials`).
 
 Invariant: no error contains a part of a key.
 """

@@ -26,6 +26,7 @@ def token_document(token: DelegationToken) -> dict[str, Any]:
         "max_ms": token.max_ms,
         "digest": token.digest,
         "secrets_key": token.secrets_key_id,
+        "of_stored_user": token.is_of_stored_user,
         "credentials": {name: credential_document(each) for name, each in token.credentials.items()},
     }
 
@@ -49,6 +50,7 @@ def decode_token(name: str, token_id: str, document: Mapping[str, Any], revision
                 if mechanism in KNOWN_MECHANISMS
             },
             revision,
+            bool(document.get("of_stored_user", False)),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         pass

@@ -238,8 +238,8 @@ class MetadataImage:
         self._failure_callbacks.append(callback)
 
     def owned_keys(self, user: str) -> list[str]:
-        """Return the keys in the store that belong to a user and are deleted with it: of its API keys, its access
-        keys of SQS and its delegation tokens."""
+        """Return the keys in the store that belong to a user and are deleted with it: that of its API keys, also if it
+        does not exist, then those of its access keys of SQS and of its delegation tokens."""
         keys = [each.key_id for each in self.sqs_access_keys.values() if each.user == user]
         tokens = [each.token_id for each in self.tokens.values() if each.user == user]
         return [
@@ -247,6 +247,10 @@ class MetadataImage:
             *map(self.keys.sqs_access_key, keys),
             *map(self.keys.token, tokens),
         ]
+
+    def owns_anything(self, user: str) -> bool:
+        """Whether any key in the store belongs to a user, apart from that of its API keys."""
+        return len(self.owned_keys(user)) > 1
 
     def exclude_broker(self, node_id: int) -> None:
         """Remove a broker from `brokers`. This broker calls it with its own id after its image has failed, so that its

@@ -35,6 +35,7 @@ def encode_forwarded(
         "request": request,
         "groups": client.groups,
         "credential_id": client.credential_id,
+        "is_by_token": client.is_by_token,
     }
     return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, FORWARDER_CLIENT_ID, fields)
 

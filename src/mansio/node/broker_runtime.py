@@ -580,6 +580,7 @@ class BrokerRuntime:
                 random=host_ports.random,
                 clock=host_ports.clock,
                 authorization=authorization,
+                count_mutation=quotas.count_mutation,
             ),
             sqs_access_keys=SqsAccessKeyService(
                 self._secrets_keys,
@@ -589,6 +590,7 @@ class BrokerRuntime:
                 random=host_ports.random,
                 clock=host_ports.clock,
                 authorization=authorization,
+                count_mutation=quotas.count_mutation,
             ),
             delegation_tokens=DelegationTokenService(
                 self._secrets_keys,
@@ -600,6 +602,7 @@ class BrokerRuntime:
                 clock=host_ports.clock,
                 password_thread=host_ports.password_thread,
                 authorization=authorization,
+                count_mutation=quotas.count_mutation,
             ),
             passwords=passwords,
             tokens=tokens,

@@ -326,8 +326,9 @@ _ROWS: Final = (
         3,
         "delegation_tokens.create_delegation_token",
         note="KIP-48. Without `secrets_key_file` DELEGATION_TOKEN_AUTH_DISABLED. All four APIs are refused "
-        "(DELEGATION_TOKEN_REQUEST_NOT_ALLOWED) unless the connection is encrypted, or from the broker's machine. At "
-        "most 100 tokens of an owner and 10,000 in all (POLICY_VIOLATION).",
+        "(DELEGATION_TOKEN_REQUEST_NOT_ALLOWED) unless the connection is encrypted, or from the broker's machine, and, "
+        "unlike in Kafka, to clients that have authenticated with OAUTHBEARER or an API key. At most 100 tokens of an "
+        "owner and 10,000 in all (POLICY_VIOLATION).",
     ),
     Api(ApiKey.RENEW_DELEGATION_TOKEN, 1, 2, "delegation_tokens.renew_delegation_token"),
     Api(ApiKey.EXPIRE_DELEGATION_TOKEN, 1, 2, "delegation_tokens.expire_delegation_token"),
@@ -395,8 +396,10 @@ _ROWS: Final = (
         0,
         "users.alter_user_scram_credentials",
         note="KIP-554. It contains the equivalent of a password, so it is refused (POLICY_VIOLATION) unless the "
-        "connection is encrypted or from the broker's machine. A new name has 1 to 255 bytes, is printable and in the "
-        "form NFKC of Unicode, without spaces at its ends; ANONYMOUS and * are reserved. A salted password has the "
+        "connection is encrypted or from the broker's machine. Unlike in Kafka, clients that have authenticated with a "
+        "token or a key set no credentials, and may only delete them (CLUSTER_AUTHORIZATION_FAILED). A new name has 1 "
+        "to 255 bytes, is printable and in the form NFKC of Unicode, without spaces at its ends; ANONYMOUS and * are "
+        "reserved. A salted password has the "
         f"length of the mechanism's hash. {_BOUNDED}",
     ),
     Api(

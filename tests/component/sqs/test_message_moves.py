@@ -11,7 +11,7 @@ import pytest
 from mansio.api.sqs.queues import message_moves
 from mansio.api.sqs.queues.message_moves import MessageMover
 from mansio.api.sqs.queues.queue_errors import UnsupportedOperation
-from mansio.broker.routing.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS, Caller, ClientSession
 from support.virtual_time import run_virtually
 
 
@@ -72,6 +72,24 @@ def test_a_task_that_fails_unexpectedly_ends_and_can_be_started_again() -> None:
         await asyncio.sleep(2)
         assert (task.status, task.failure) == ("FAILED", "InternalError")
         assert (await start(mover, "dead")).status == "RUNNING"
+        mover.close()
+
+    run_virtually(scenario())
+
+
+def test_a_task_ends_when_the_key_that_has_started_it_is_deleted() -> None:
+    async def scenario() -> None:
+        queues: Any = Queues()
+        known = {("alice", "key")}
+        mover = MessageMover(queues, lambda *key: key in known)
+        session = ClientSession("alice", credential_id="key")
+        queue: Any = SimpleNamespace(name="dead")
+        task = await mover.start(queue, "", 0, 0, caller=Caller(session))
+        await asyncio.sleep(2)
+        assert task.status == "RUNNING"
+        known.clear()
+        await asyncio.sleep(2)
+        assert (task.status, "deleted" in task.failure) == ("FAILED", True)
         mover.close()
 
     run_virtually(scenario())

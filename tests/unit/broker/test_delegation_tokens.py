@@ -116,7 +116,7 @@ def test_no_token_is_sent_over_a_connection_that_others_can_read() -> None:
             with pytest.raises(DelegationTokenRequestNotAllowed):
                 await change(created.hmac, -1, is_confidential=False, caller=ALICE)
         with pytest.raises(DelegationTokenRequestNotAllowed):
-            tokens.describe(None, is_confidential=False, caller=ALICE)
+            await tokens.describe(None, is_confidential=False, caller=ALICE)
 
     run(check)
 
@@ -126,7 +126,7 @@ def test_a_new_secrets_key_leaves_tokens_valid_and_describes_those_whose_key_it_
         created = await create(service_of(admin))
         for keys, secret in (((SECOND, FIRST), created.hmac), ((SECOND,), b"")):
             tokens = service_of(admin, keys)
-            (described,) = tokens.describe(None, is_confidential=True, caller=ALICE)
+            (described,) = await tokens.describe(None, is_confidential=True, caller=ALICE)
             assert described.hmac == secret
             expires_ms = await tokens.renew(created.hmac, 1_000, is_confidential=True, caller=ALICE)
             assert expires_ms == admin.state.tokens[created.token.token_id].expires_ms

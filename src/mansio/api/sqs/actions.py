@@ -87,10 +87,11 @@ class Invocation:
 class Actions:
     """The actions of one broker."""
 
-    def __init__(self, queues: QueueService, clock: Clock) -> None:
+    def __init__(self, queues: QueueService, clock: Clock, has_key: Callable[[str, str], bool]) -> None:
+        """`has_key`: whether a user exists and has the key with this id."""
         self._queues = queues
         self._clock = clock
-        self._mover = MessageMover(queues)
+        self._mover = MessageMover(queues, has_key)
         self.by_name: Mapping[str, Callable[[Invocation], Awaitable[dict[str, Any]]]] = {
             "AddPermission": _permissions,
             "CancelMessageMoveTask": self._cancel_message_move_task,

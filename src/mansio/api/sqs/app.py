@@ -103,7 +103,7 @@ class SqsEndpoint:
         revocations: Callable[[], RevocationLists | None] = lambda: None,
     ) -> None:
         """`revocations`: returns the revocation lists of certificates."""
-        self._actions = Actions(QueueService(services, clients), services.clock)
+        self._actions = Actions(QueueService(services, clients), services.clock, services.users.has_key)
         self._clock = services.clock
         self._holds = services.statistics.holds
         self._log_ins = services.log_ins

@@ -26,7 +26,7 @@ class ClientSession:
     client has authenticated, 0 without authentication. `is_broker`: a broker of the cluster asks for itself, and may do
     everything. `groups`: names of the groups of the user, which ACLs name as `Group:NAME`. `credential_id` is the id of
     the API key, access key of SQS or delegation token with which the client has authenticated, "" for any other
-    credential.
+    credential. `is_by_token`: the client has authenticated with a token of an identity provider.
     """
 
     user: str = ANONYMOUS_USER
@@ -36,6 +36,13 @@ class ClientSession:
     is_broker: bool = False
     groups: tuple[str, ...] = ()
     credential_id: str = ""
+    is_by_token: bool = False
+
+    @property
+    def may_issue_credentials(self) -> bool:
+        """Whether the client may create credentials and set passwords, if it has the right: it has not authenticated
+        with a key or a token. Those end, or are revoked, and what they could create would outlive them."""
+        return not self.credential_id and not self.is_by_token
 
     @property
     def principal(self) -> str:
@@ -83,6 +90,7 @@ class Caller:
             session.credential_revision,
             session.groups,
             session.credential_id,
+            session.is_by_token,
         )
 
     def timeout_ms(self, timeout_ms: float, now: float) -> float:
@@ -115,4 +123,5 @@ def session_of(client: ForwardedClient) -> ClientSession:
         credential_revision=client.credential_revision,
         groups=client.groups,
         credential_id=client.credential_id,
+        is_by_token=client.is_by_token,
     )

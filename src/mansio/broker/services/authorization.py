@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from mansio.errors import (
     AuthorizationFailed,
     ClusterAuthorizationFailed,
+    DelegationTokenAuthorizationFailed,
     GroupAuthorizationFailed,
     MansioError,
     SecurityDisabled,
@@ -51,6 +52,7 @@ _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.GROUP: GroupAuthorizationFailed,
     ResourceType.CLUSTER: ClusterAuthorizationFailed,
     ResourceType.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
+    ResourceType.USER: DelegationTokenAuthorizationFailed,
 }
 
 EVERYTHING_IS_ALLOWED: Final = Decision(is_allowed=True, acl=None)
@@ -136,6 +138,15 @@ class Authorization:
     def check_cluster(self, caller: Caller, operation: Operation) -> None:
         """Raise `ClusterAuthorizationFailed` unless a caller may do an operation on the cluster."""
         self.check(caller, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def check_may_issue_credentials(self, caller: Caller) -> None:
+        """Raise `ClusterAuthorizationFailed` if a caller has authenticated with a key or a token, so that it may not
+        create credentials and set passwords, whatever its rights (`ClientSession.may_issue_credentials`)."""
+        if not caller.session.may_issue_credentials:
+            self._report_refusal(caller, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
+            raise ClusterAuthorizationFailed(
+                "credentials are created and passwords set by clients with a password or a certificate only"
+            )
 
     def check_all(
         self, caller: Caller, operation: Operation, resource_type: ResourceType, names: Iterable[str]

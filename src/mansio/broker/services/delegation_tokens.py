@@ -4,9 +4,10 @@ The secret of a token is an HMAC of its id with a key that is derived from a sec
 store does not contain it. What log-ins are verified with is stored, as for users.
 
 Invariants:
-* Whoever has authenticated with a token manages no tokens, nor does anybody without authentication, or on a connection
-  that others could read.
+* Whoever has authenticated with a key or a token manages no tokens, nor does anybody without authentication, or on a
+  connection that others could read.
 * With a user its tokens are deleted (`UserService`), and a token is created only while its owner's user is unchanged.
+  A token of a user that does not exist any more logs nobody in.
 * A request that names a token by its HMAC knows its secret, so the errors about it may tell that it exists.
 * No error, log line or stored value contains an HMAC.
 
@@ -22,10 +23,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.routing.caller import ANONYMOUS_USER
+from mansio.config.item_limit import too_many_items
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     ConcurrentChange,
     DelegationTokenAuthDisabled,
-    DelegationTokenAuthorizationFailed,
     DelegationTokenExpired,
     DelegationTokenNotFound,
     DelegationTokenOwnerMismatch,
@@ -34,7 +36,9 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
     PolicyViolation,
+    ThrottlingQuotaExceeded,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
 from mansio.metadata import metadata_store
@@ -47,7 +51,13 @@ from mansio.metadata.metadata_store import (
     new_uuid,
     new_writer_id,
 )
-from mansio.state.authentication.credentials import SALT_BYTES, USER_BYTES_MAX, ScramMechanism
+from mansio.metadata.owned_credentials import creation_guard, creation_mark
+from mansio.state.authentication.credentials import (
+    SALT_BYTES,
+    USER_BYTES_MAX,
+    ScramCredential,
+    ScramMechanism,
+)
 from mansio.state.authentication.delegation_tokens import (
     PURPOSE,
     DelegationToken,
@@ -56,6 +66,7 @@ from mansio.state.authentication.delegation_tokens import (
     token_hmac,
 )
 from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,9 +85,12 @@ TOKENS_MAX: Final = 10_000
 """Maximum number of tokens of a cluster."""
 
 TOKENS_PER_OWNER_MAX: Final = 100
-"""Maximum number of tokens of one owner: with its access keys of SQS they are deleted in one transaction."""
+"""Maximum number of tokens of one owner."""
 
 RENEWERS_MAX: Final = 16
+COMPUTATIONS_MAX: Final = 16
+"""Maximum number of tokens whose credentials are computed at a time, each of which takes some milliseconds."""
+
 DELETIONS_MAX: Final = 100
 """Maximum number of expired tokens that are deleted in one check; the next one deletes more."""
 
@@ -109,6 +123,8 @@ class DelegationTokenService:
     __slots__ = (
         "_authorization",
         "_clock",
+        "_computing_count",
+        "_count_mutation",
         "_is_running",
         "_password_thread",
         "_random",
@@ -132,8 +148,10 @@ class DelegationTokenService:
         clock: Clock,
         password_thread: Background,
         authorization: Authorization,
+        count_mutation: Callable[[Caller], None] = lambda _: None,
     ) -> None:
-        """`secrets_keys`: None if this broker has none. `password_thread`: computes what log-ins are verified with."""
+        """`secrets_keys`: None if this broker has none. `password_thread`: computes what log-ins are verified with.
+        `count_mutation`: counts a change in the quota of the caller (`QuotaService.count_mutation`)."""
         self._secrets_keys = secrets_keys
         self._store = store
         self._state = state
@@ -143,6 +161,9 @@ class DelegationTokenService:
         self._clock = clock
         self._password_thread = password_thread
         self._authorization = authorization
+        self._count_mutation = count_mutation
+        self._computing_count = 0
+        """Number of tokens whose credentials are being computed."""
         self._is_running = False
         """Whether expired tokens are deleted."""
         self._timer: Timer | None = None
@@ -177,17 +198,13 @@ class DelegationTokenService:
 
         Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthorizationFailed` unless the owner is the caller,
         or the caller may CREATE_TOKENS of the owner, `InvalidPrincipalType`, `DelegationTokenAuthDisabled`,
-        `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
+        `InvalidRequest`, `PolicyViolation`, `ThrottlingQuotaExceeded`, `ConcurrentChange`, `StorageError`.
         """
-        _check_caller(caller, is_confidential=is_confidential)
+        self._check_caller(caller, is_confidential=is_confidential)
         requester = caller.session.principal
         principal = requester if owner is None else str(owner)
-        if principal != requester and not self._authorization.allows(
-            caller, Operation.CREATE_TOKENS, ResourceType.USER, principal
-        ):
-            raise DelegationTokenAuthorizationFailed(
-                f"{requester} is not allowed to create delegation tokens of this owner"
-            )
+        if principal != requester:
+            self._authorization.check(caller, Operation.CREATE_TOKENS, ResourceType.USER, principal)
         for each in (*renewers, *(() if owner is None else (owner,))):
             if each.kind != USER_TYPE:
                 raise InvalidPrincipalType(
@@ -198,18 +215,11 @@ class DelegationTokenService:
         if len(renewers) > RENEWERS_MAX:
             raise PolicyViolation(f"a delegation token has at most {RENEWERS_MAX} renewers")
         keys = self._keys()
-        guard = self._owner_guard(principal, caller)
-        owned = sum(token.owner == principal for token in self._state.tokens.values())
-        if owned >= TOKENS_PER_OWNER_MAX or len(self._state.tokens) >= TOKENS_MAX:
-            raise PolicyViolation(
-                f"an owner has at most {TOKENS_PER_OWNER_MAX} delegation tokens, and a cluster {TOKENS_MAX}"
-            )
+        self._check_owner(principal, caller)
+        self._count_mutation(caller)
         token_id = base64.urlsafe_b64encode(new_uuid(self._random).bytes).rstrip(b"=").decode()
         secret = token_hmac(keys.derive(PURPOSE, keys.present_id), token_id)
-        salts = {mechanism: self._random.bytes(SALT_BYTES) for mechanism in ScramMechanism}
-        credentials = await run_in_thread(
-            self._scheduler, self._password_thread, partial(token_credentials, secret, salts)
-        )
+        credentials = await self._credentials(secret)
         now_ms = self._clock.wall_ms()
         lifetime_ms = self._settings.delegation_token_max_lifetime_ms
         if max_lifetime_ms > 0:
@@ -227,17 +237,35 @@ class DelegationTokenService:
             keys.present_id,
             credentials,
         )
-        if not await self._write(token, guard):
-            raise ConcurrentChange("the owner is being changed concurrently")
-        self._log("delegation_token_created", token, caller)
-        return TokenWithSecret(token, secret)
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            self._check_owner(principal, caller)
+            token = replace(token, is_of_stored_user=token.user in self._state.users)
+            if await self._write(token, is_new=True):
+                self._log("delegation_token_created", token, caller)
+                return TokenWithSecret(token, secret)
+        raise ConcurrentChange("the owner is being changed concurrently")
+
+    async def _credentials(self, secret: bytes) -> dict[str, ScramCredential]:
+        """Return the credentials of a token with this HMAC. Raises `ThrottlingQuotaExceeded` while too many are
+        computed: passwords are checked on the same thread."""
+        if self._computing_count >= COMPUTATIONS_MAX:
+            raise ThrottlingQuotaExceeded("too many delegation tokens are being created now")
+        salts = {mechanism: self._random.bytes(SALT_BYTES) for mechanism in ScramMechanism}
+        self._computing_count += 1
+        try:
+            return await run_in_thread(
+                self._scheduler, self._password_thread, partial(token_credentials, secret, salts)
+            )
+        finally:
+            self._computing_count -= 1
 
     async def renew(self, token_hmac: bytes, period_ms: int, *, is_confidential: bool, caller: Caller) -> int:
         """Let a token expire after `period_ms` from now, or after that of the settings if it is negative; not after its
         maximum lifetime. Return the Unix time at which it expires.
 
         Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`, `DelegationTokenNotFound`,
-        `DelegationTokenOwnerMismatch`, `DelegationTokenExpired`, `ConcurrentChange`, `StorageError`.
+        `DelegationTokenOwnerMismatch`, `DelegationTokenExpired`, `ThrottlingQuotaExceeded`, `ConcurrentChange`,
+        `StorageError`.
         """
         if period_ms < 0:
             period_ms = self._settings.delegation_token_expiry_time_ms
@@ -265,21 +293,26 @@ class DelegationTokenService:
         self._log("delegation_token_deleted", token, caller)
         return self._clock.wall_ms()
 
-    def describe(
+    async def describe(
         self, owners: Sequence[Principal] | None, *, is_confidential: bool, caller: Caller
     ) -> list[TokenWithSecret]:
         """Return the tokens that the caller may see: of which it is owner, requester or renewer, those that it may
         DESCRIBE, and those of users of which it may DESCRIBE_TOKENS. `owners`: only tokens that one of them may change;
         None: all.
 
-        Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`.
+        Raises `DelegationTokenRequestNotAllowed`, `DelegationTokenAuthDisabled`, `PolicyViolation` for too many owners.
         """
-        _check_caller(caller, is_confidential=is_confidential)
+        self._check_caller(caller, is_confidential=is_confidential)
         keys = self._keys()
+        error = None if owners is None else too_many_items(len(owners))
+        if error is not None:
+            raise copied(error)
+        turns = ItemTurns(self._scheduler)
         wanted = None if owners is None else frozenset(map(str, owners))
         found = []
         for token in sorted(self._state.tokens.values(), key=lambda token: (token.issued_ms, token.token_id)):
-            if wanted is not None and not any(map(token.may_be_changed_by, wanted)):
+            await turns.next()
+            if wanted is not None and not token.may_be_changed_by_any(wanted):
                 continue
             if self._may_see(caller, token):
                 is_known = keys.has(token.secrets_key_id)
@@ -288,6 +321,18 @@ class DelegationTokenService:
         return found
 
     # Checks
+
+    def _check_caller(self, caller: Caller, *, is_confidential: bool) -> None:
+        if caller.session.user == ANONYMOUS_USER:
+            raise DelegationTokenRequestNotAllowed("clients without authentication have no delegation tokens")
+        try:
+            self._authorization.check_may_issue_credentials(caller)
+        except ClusterAuthorizationFailed as error:
+            raise DelegationTokenRequestNotAllowed(error.message) from None
+        if not is_confidential:
+            raise DelegationTokenRequestNotAllowed(
+                "the secret of a token is sent on an encrypted connection, or to the broker's machine"
+            )
 
     def _may_see(self, caller: Caller, token: DelegationToken) -> bool:
         allows = self._authorization.allows
@@ -302,21 +347,23 @@ class DelegationTokenService:
             raise DelegationTokenAuthDisabled("secrets_key_file is not set on this broker")
         return self._secrets_keys
 
-    def _owner_guard(self, principal: str, caller: Caller) -> list[Compare]:
-        """Return the condition that the user of the owner is not changed meanwhile. A user of a certificate has no
-        credentials, and none is needed."""
+    def _check_owner(self, principal: str, caller: Caller) -> None:
+        """Check that an owner may get another token. A user of a certificate has no credentials, and needs none."""
         name = principal.partition(":")[2]
-        credentials = self._state.users.get(name)
-        if credentials:
-            mechanism, credential = next(iter(credentials.items()))
-            key = self._state.keys.credential(name, mechanism)
-            return [Compare(key, mod_revision=credential.revision)]
-        if name == caller.session.user and caller.session.credential_revision:
+        if (
+            name == caller.session.user
+            and caller.session.credential_revision
+            and name not in self._state.users
+        ):
             raise DelegationTokenRequestNotAllowed("the user was deleted")
-        return []
+        owned = sum(token.owner == principal for token in self._state.tokens.values())
+        if owned >= TOKENS_PER_OWNER_MAX or len(self._state.tokens) >= TOKENS_MAX:
+            raise PolicyViolation(
+                f"an owner has at most {TOKENS_PER_OWNER_MAX} delegation tokens, and a cluster {TOKENS_MAX}"
+            )
 
     def _changeable(self, token_hmac: bytes, *, is_confidential: bool, caller: Caller) -> DelegationToken:
-        _check_caller(caller, is_confidential=is_confidential)
+        self._check_caller(caller, is_confidential=is_confidential)
         self._keys()
         digest = token_digest(token_hmac)
         token = next((each for each in self._state.tokens.values() if each.digest == digest), None)
@@ -328,6 +375,7 @@ class DelegationTokenService:
             )
         if token.is_expired(self._clock.wall_ms()):
             raise DelegationTokenExpired("the delegation token has expired")
+        self._count_mutation(caller)
         return token
 
     async def _change(
@@ -341,17 +389,21 @@ class DelegationTokenService:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             token = self._changeable(token_hmac, is_confidential=is_confidential, caller=caller)
             changed = change(token, self._clock.wall_ms())
-            if await self._write(changed, []):
+            if await self._write(changed):
                 return changed
         raise ConcurrentChange("this delegation token is being changed concurrently")
 
-    async def _write(self, token: DelegationToken, guard: Sequence[Compare]) -> bool:
-        """Write a token if the stored one has its revision. Return False if it has not, or for a failed guard."""
+    async def _write(self, token: DelegationToken, *, is_new: bool = False) -> bool:
+        """Write a token if the stored one has its revision, and, if it is new, unless its owner, or what that owns, is
+        changed meanwhile. Return whether it was written."""
         name = self._state.keys.token(token.token_id)
         writer = new_writer_id(self._random)
-        put = Put(name, metadata_store.encode(token_document(token), writer))
-        compares = [Compare(name, mod_revision=token.revision), *guard]
-        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        guard = [Compare(name, mod_revision=token.revision)]
+        puts = [Put(name, metadata_store.encode(token_document(token), writer))]
+        if is_new:
+            guard += creation_guard(self._state, token.user)
+            puts.append(creation_mark(self._state, token.user, writer))
+        done = await metadata_store.transact_resolving_ambiguity(self._store, guard, puts, writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded
 
@@ -376,18 +428,32 @@ class DelegationTokenService:
             self._schedule_check()
 
     async def _delete_expired(self) -> None:
-        """Delete expired tokens, unless they are renewed meanwhile. In a cluster the controller does."""
+        """Delete expired tokens, unless they are renewed meanwhile, those of deleted users, and the marks of owners
+        that have nothing any more. In a cluster the controller does."""
         controller = self._state.controller
         if controller is not None and controller.node_id != self._settings.node_id:
             return
         now_ms = self._clock.wall_ms()
-        expired = [token for token in self._state.tokens.values() if token.is_expired(now_ms)]
+        users = self._state.users
+        expired = [
+            token
+            for token in self._state.tokens.values()
+            if token.is_expired(now_ms) or (token.is_of_stored_user and token.user not in users)
+        ]
         for token in expired[:DELETIONS_MAX]:
             name = self._state.keys.token(token.token_id)
             guard = [Compare(name, mod_revision=token.revision)]
             done = await self._store.transact(guard, [Delete(name)])
             if done.succeeded:
+                await self._state.wait_for_revision(done.revision, self._scheduler)
                 logger.info("delegation_token_expired", extra=fields(token=token.token_id, owner=token.owner))
+        unused = [
+            (self._state.keys.user_api_keys(name), stored.revision)
+            for name, stored in self._state.api_keys.items()
+            if not stored.keys and name not in users and not self._state.owns_anything(name)
+        ]
+        for key, revision in unused[:DELETIONS_MAX]:
+            await self._store.transact([Compare(key, mod_revision=revision)], [Delete(key)])
 
     def _log(self, event: str, token: DelegationToken, caller: Caller) -> None:
         logger.info(
@@ -398,20 +464,6 @@ class DelegationTokenService:
                 expires_ms=token.expires_ms,
                 by=caller.session.principal,
             ),
-        )
-
-
-def _check_caller(caller: Caller, *, is_confidential: bool) -> None:
-    session = caller.session
-    if session.user == ANONYMOUS_USER:
-        raise DelegationTokenRequestNotAllowed("clients without authentication have no delegation tokens")
-    if session.credential_id:
-        raise DelegationTokenRequestNotAllowed(
-            "clients that have authenticated with a token manage no tokens"
-        )
-    if not is_confidential:
-        raise DelegationTokenRequestNotAllowed(
-            "the secret of a token is sent on an encrypted connection, or to the broker's machine"
         )
 
 

@@ -257,4 +257,5 @@ def _session_of(accepted: Accepted) -> ClientSession:
         credential_revision=accepted.revision,
         groups=accepted.groups,
         credential_id=accepted.credential_id,
+        is_by_token=accepted.is_by_token,
     )

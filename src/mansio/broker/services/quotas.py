@@ -261,6 +261,18 @@ class QuotaService:
             self.counters.mutation_throttled_ms += throttle_ms
         return throttle_ms
 
+    def count_mutation(self, caller: Caller) -> None:
+        """Count a change of credentials in the quota of a caller (`controller_mutation_rate`), like that of one
+        partition. Raises `ThrottlingQuotaExceeded` if the quota is used up."""
+        if caller.session.is_broker:
+            return
+        quota = self.mutation_quota(caller.session.user, caller.client_id, is_strict=True)
+        if quota is not None:
+            try:
+                quota.record(1)
+            finally:
+                self.record_mutations(quota)
+
     def list_quotas(self) -> list[Quota]:
         """Return all stored quotas."""
         return [

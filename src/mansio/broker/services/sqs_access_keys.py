@@ -15,7 +15,6 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
-    ClusterAuthorizationFailed,
     ConcurrentChange,
     PolicyViolation,
     ResourceNotFound,
@@ -24,13 +23,14 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
+from mansio.metadata.owned_credentials import creation_guard, creation_mark
 from mansio.metadata.sqs_access_keys import SqsAccessKey, encryption_context, sqs_access_key_document
 from mansio.state.authentication.secrets_keys import NONCE_BYTES
 from mansio.state.authorization.acls import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEYS_PER_USER_MAX: Final = 10
-"""Maximum number of access keys of one user: with its tokens they are deleted in one transaction."""
+"""Maximum number of access keys of one user."""
 
 ID_PREFIX: Final = "MQAK"
 _ID_BYTES: Final = 10
@@ -76,6 +76,7 @@ class SqsAccessKeyService:
     __slots__ = (
         "_authorization",
         "_clock",
+        "_count_mutation",
         "_decrypted",
         "_random",
         "_scheduler",
@@ -94,8 +95,10 @@ class SqsAccessKeyService:
         random: Random,
         clock: Clock,
         authorization: Authorization,
+        count_mutation: Callable[[Caller], None] = lambda _: None,
     ) -> None:
-        """`secrets_keys`: None if this broker has none."""
+        """`secrets_keys`: None if this broker has none. `count_mutation`: counts a change in the quota of the caller
+        (`QuotaService.count_mutation`)."""
         self._secrets_keys = secrets_keys
         self._store = store
         self._state = state
@@ -103,6 +106,7 @@ class SqsAccessKeyService:
         self._random = random
         self._clock = clock
         self._authorization = authorization
+        self._count_mutation = count_mutation
         self._decrypted: dict[str, tuple[int, SqsSecret]] = {}
         """Secrets with the revision of their key, by id, of keys that exist and were used."""
         state.on_user_change(self._forget_deleted)
@@ -154,48 +158,54 @@ class SqsAccessKeyService:
 
         Raises `ClusterAuthorizationFailed` unless the caller is the user, or may ALTER the cluster, `PolicyViolation`
         for too many keys and a connection that others could read, `SecurityDisabled` without a secrets key,
-        `ResourceNotFound` if there is no such user, `ConcurrentChange`, `StorageError`.
+        `ResourceNotFound` if there is no such user, `ThrottlingQuotaExceeded`, `ConcurrentChange`, `StorageError`.
         """
         self._check(caller, user, Operation.ALTER)
         if not is_confidential:
             raise PolicyViolation("a secret is sent on an encrypted connection, or to the broker's machine")
         if self._secrets_keys is None:
             raise SecurityDisabled(_NO_KEYS)
-        credentials = self._state.users.get(user)
-        if not credentials:
-            raise ResourceNotFound(f"there is no user {user!r}")
-        owned = sum(key.user == user for key in self._state.sqs_access_keys.values())
-        if owned >= KEYS_PER_USER_MAX:
-            raise PolicyViolation(f"a user has at most {KEYS_PER_USER_MAX} access keys; delete one")
+        self._count_mutation(caller)
         key_id = ID_PREFIX + base64.b32encode(self._random.bytes(_ID_BYTES)).decode()
         secret = base64.b64encode(self._random.bytes(_SECRET_BYTES)).decode()
         now_ms, nonce = self._clock.wall_ms(), self._random.bytes(NONCE_BYTES)
         encrypted = self._secrets_keys.encrypt(secret.encode(), encryption_context(key_id, user), nonce)
         key = SqsAccessKey(key_id, user, now_ms, encrypted)
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            if user not in self._state.users:
+                raise ResourceNotFound(f"there is no user {user!r}")
+            owned = sum(each.user == user for each in self._state.sqs_access_keys.values())
+            if owned >= KEYS_PER_USER_MAX:
+                raise PolicyViolation(f"a user has at most {KEYS_PER_USER_MAX} access keys; delete one")
+            if await self._write_new(key):
+                logger.info(
+                    "sqs_access_key_created", extra=fields(user=user, key=key_id, by=caller.session.principal)
+                )
+                return NewSqsAccessKey(key_id, secret)
+        raise ConcurrentChange("this user is being changed concurrently")
+
+    async def _write_new(self, key: SqsAccessKey) -> bool:
+        """Write a new key unless its user, or what the user owns, is changed meanwhile. Return False if it is."""
         writer = new_writer_id(self._random)
-        name = self._state.keys.sqs_access_key(key_id)
-        mechanism, credential = next(iter(credentials.items()))
-        guard = [
-            Compare(name, create_revision=0),
-            Compare(self._state.keys.credential(user, mechanism), mod_revision=credential.revision),
+        name = self._state.keys.sqs_access_key(key.key_id)
+        guard = [Compare(name, create_revision=0), *creation_guard(self._state, key.user)]
+        puts = [
+            Put(name, metadata_store.encode(sqs_access_key_document(key), writer)),
+            creation_mark(self._state, key.user, writer),
         ]
-        puts = [Put(name, metadata_store.encode(sqs_access_key_document(key), writer))]
         done = await metadata_store.transact_resolving_ambiguity(self._store, guard, puts, writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
-        if not done.succeeded:
-            raise ConcurrentChange("this user is being changed concurrently")
-        logger.info(
-            "sqs_access_key_created", extra=fields(user=user, key=key_id, by=caller.session.principal)
-        )
-        return NewSqsAccessKey(key_id, secret)
+        return done.succeeded
 
     async def delete(self, key_id: str, *, caller: Caller) -> None:
         """Delete an access key: requests that are signed with it are refused. Raises `ClusterAuthorizationFailed`
-        unless the caller is its user, or may ALTER the cluster, `ResourceNotFound`, `StorageError`."""
+        unless the caller is its user, or may ALTER the cluster, `ResourceNotFound`, `ThrottlingQuotaExceeded`,
+        `StorageError`."""
         key = self._state.sqs_access_keys.get(key_id)
         self._check(caller, None if key is None else key.user, Operation.ALTER)
         if key is None:
             raise ResourceNotFound(f"there is no access key {key_id!r}")
+        self._count_mutation(caller)
         delete = Delete(self._state.keys.sqs_access_key(key_id))
         done = await metadata_store.transact_with_retries(self._store, [], [delete])
         await self._state.wait_for_revision(done.revision, self._scheduler)
@@ -205,10 +215,6 @@ class SqsAccessKeyService:
 
     def _check(self, caller: Caller, user: str | None, operation: Operation) -> None:
         """Check that a caller is a user, or may do an operation on the cluster."""
-        session = caller.session
-        if session.credential_id:
-            raise ClusterAuthorizationFailed(
-                "access keys are managed by clients with a password or a certificate"
-            )
-        if user is None or session.user != user:
+        self._authorization.check_may_issue_credentials(caller)
+        if user is None or caller.session.user != user:
             self._authorization.check_cluster(caller, operation)

@@ -8,8 +8,9 @@ before a listener authenticates its first client.
 
 Invariants:
 * A user is changed by one transaction, all mechanisms or none, and only if no one else has changed it meanwhile.
-* With a user, what belongs to it is deleted: API keys, access keys of SQS and delegation tokens. A new user of the same
-  name has none of them.
+* With a user, what belongs to it is deleted: API keys, access keys of SQS and delegation tokens. That may take more
+  than one transaction; the first deletes the user, without which nothing of it is accepted. A new user of the same name
+  has none of them.
 * No error and no log line contains a password, a salted password or a key.
 
 Model: ScramControlManager of Kafka.
@@ -37,7 +38,8 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Delete, Put, new_writer_id
+from mansio.metadata.owned_credentials import owned_guard, user_guard
 from mansio.metadata.users import create_server_secret, credential_document
 from mansio.ports import complete_from
 from mansio.state.authentication.credentials import (
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Background, Clock, Promise, Random, Scheduler
+    from mansio.state.authentication.delegation_tokens import DelegationToken
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +150,7 @@ class UserService:
         secret = self._state.server_secret
         assert secret is not None, "the image has the revision in which it was stored"
         self._directory = CredentialDirectory(
-            self._find, secret, find_token=self._state.tokens.get, find_api_key=self._state.find_api_key
+            self._find, secret, find_token=self._find_token, find_api_key=self._state.find_api_key
         )
 
     @property
@@ -169,6 +172,12 @@ class UserService:
     def _find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
         known = self._state.users.get(user)
         return None if known is None else known.get(mechanism.value)
+
+    def _find_token(self, token_id: str) -> DelegationToken | None:
+        token = self._state.tokens.get(token_id)
+        if token is None or (token.is_of_stored_user and token.user not in self._state.users):
+            return None
+        return token
 
     # Administration
 
@@ -211,8 +220,8 @@ class UserService:
         """Change the credentials of several users. Return the error of each user, or None; a user with an error is not
         changed. `is_confidential`: whether nobody else can read the connection.
 
-        Errors: `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `UnacceptableCredential`,
-        `UnsupportedSaslMechanism`, `ResourceNotFound` for a deletion,
+        Errors: `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, and for an upsertion by a caller
+        with a key or a token, `UnacceptableCredential`, `UnsupportedSaslMechanism`, `ResourceNotFound` for a deletion,
         `DuplicateResource` for a credential that is in the request more than once, `PolicyViolation` for too many
         items, too many users, and an upsertion that others could read, `ConcurrentChange`, `StorageError`.
         """
@@ -221,6 +230,8 @@ class UserService:
         refused: MansioError | None = too_many_items(len(changes))
         try:
             self._authorization.check_cluster(caller, Operation.ALTER)
+            if upsertions:
+                self._authorization.check_may_issue_credentials(caller)
         except AuthorizationFailed as error:
             refused = without_traceback(error)
         if refused is None and upsertions and not is_confidential:
@@ -295,10 +306,12 @@ class UserService:
         its answer was lost, changes nothing. `is_confidential`: whether
         nobody else can read the connection.
 
-        Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, `ResourceNotFound`,
-        `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`, `StorageError`.
+        Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, and for one with a key or a token,
+        `ResourceNotFound`, `UnacceptableCredential`, `InvalidRequest`, `PolicyViolation`, `ConcurrentChange`,
+        `StorageError`.
         """
         self._authorization.check_cluster(caller, Operation.ALTER)
+        self._authorization.check_may_issue_credentials(caller)
         if not is_confidential:
             raise PolicyViolation(
                 "a password is accepted on an encrypted connection, or from the broker's machine"
@@ -330,19 +343,25 @@ class UserService:
         known: Mapping[str, ScramCredential],
         changes: Mapping[str, ScramCredential | None],
     ) -> bool:
-        """Change credentials if they are those in `known`. Return False if they are not."""
+        """Change credentials if those of the user are `known`. Return False if they are not."""
         writer = new_writer_id(self._random)
-        guard: list[Compare] = []
+        guard = user_guard(self._state.keys, name, known)
         operations: list[Put | Delete] = []
         for mechanism, credential in changes.items():
             key = self._state.keys.credential(name, mechanism)
-            before = known.get(mechanism)
-            guard.append(Compare(key, mod_revision=0 if before is None else before.revision))
             if credential is None:
                 operations.append(Delete(key))
             else:
                 operations.append(Put(key, metadata_store.encode(credential_document(credential), writer)))
-        if not known or all(each is None for each in {**known, **changes}.values()):
+        is_deletion = all(each is None for each in {**known, **changes}.values())
+        if is_deletion:
+            owned = self._state.owned_keys(name)
+            operations += map(Delete, owned[: self._store.operations_max - len(operations)])
+        elif not known:
+            room = self._store.operations_max - len(operations)
+            if not await self._delete_owned(name, left_max=room):
+                return False
+            guard.append(owned_guard(self._state, name))  # fails if a client with a certificate gets a token
             operations += map(Delete, self._state.owned_keys(name))
         if any(isinstance(operation, Put) for operation in operations):
             done = await metadata_store.transact_resolving_ambiguity(self._store, guard, operations, writer)
@@ -351,7 +370,31 @@ class UserService:
         await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:
             logger.info("user_changed", extra=fields(user=name, mechanisms=",".join(sorted(changes))))
+            if is_deletion:
+                await self._delete_rest(name)
         return done.succeeded
+
+    async def _delete_rest(self, name: str) -> None:
+        """Delete what still belongs to a user that was deleted. It is of no use to anyone: what a failure leaves is
+        deleted before there is a user of this name again."""
+        if not self._state.owns_anything(name):
+            return
+        try:
+            await self._delete_owned(name)
+        except MansioError as error:
+            logger.warning("credentials_not_deleted", extra=fields(user=name, reason=error.message))
+
+    async def _delete_owned(self, name: str, left_max: int = 0) -> bool:
+        """Delete what belongs to a user that does not exist, but for `left_max` keys. Return False if it exists."""
+        guard = user_guard(self._state.keys, name, {})
+        deletes = list(map(Delete, self._state.owned_keys(name)[left_max:]))
+        size = self._store.operations_max
+        for start in range(0, len(deletes), size):
+            done = await self._store.transact(guard, deletes[start : start + size])
+            await self._state.wait_for_revision(done.revision, self._scheduler)
+            if not done.succeeded:
+                return False
+        return True
 
 
 def check_new_name(name: str) -> None:

@@ -46,7 +46,7 @@ class MutationQuota:
         if throttle_ms:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
             raise ThrottlingQuotaExceeded(
-                "the client exceeds its quota of created and deleted partitions (controller_mutation_rate); "
+                "the client exceeds its quota of changes of partitions and credentials (controller_mutation_rate); "
                 f"try again in {-(-throttle_ms // 1000)} s"
             )
         self._limiter.take(self._user, self._client_id, partitions, now)

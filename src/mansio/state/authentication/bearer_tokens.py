@@ -224,7 +224,7 @@ def _check_claims(claims: Mapping[str, Any], rules: TokenRules, now_ms: int) -> 
             f"the claim {rules.groups_claim} does not have up to {GROUPS_MAX} names of groups", name
         )
     expires_ms = int(float(claims["exp"]) * 1000) + rules.clock_skew_ms
-    return Accepted(name, valid_until_ms=expires_ms, groups=groups)
+    return Accepted(name, valid_until_ms=expires_ms, groups=groups, is_by_token=True)
 
 
 def _find_fault(claims: Mapping[str, Any], rules: TokenRules, now_ms: int) -> str:

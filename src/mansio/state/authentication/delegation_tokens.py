@@ -35,6 +35,8 @@ class DelegationToken:
     `requester`: who asked for it, the owner or somebody on its behalf. `renewers`: may renew and expire it, too.
     `expires_ms`: when it ends unless it is renewed; `max_ms`: when it ends in any case. `digest`: SHA-256 of the HMAC
     in hexadecimal, by which requests find the token. `secrets_key_id`: of the secrets key with which the HMAC is made.
+    `is_of_stored_user`: the owner had a password when the token was made, and the token ends with that user; an owner
+    with a certificate has none.
     """
 
     token_id: str
@@ -49,6 +51,7 @@ class DelegationToken:
     credentials: Mapping[str, ScramCredential] = field(repr=False)
     """By name of the mechanism."""
     revision: int = 0
+    is_of_stored_user: bool = False
 
     @property
     def user(self) -> str:
@@ -58,6 +61,10 @@ class DelegationToken:
     def may_be_changed_by(self, principal: str) -> bool:
         """Whether a principal may renew, expire and describe the token without further rights."""
         return principal in (self.owner, self.requester, *self.renewers)
+
+    def may_be_changed_by_any(self, principals: frozenset[str]) -> bool:
+        """Whether one of the principals may (`may_be_changed_by`)."""
+        return not principals.isdisjoint((self.owner, self.requester, *self.renewers))
 
     def is_expired(self, now_ms: int) -> bool:
         """Whether the token has expired."""

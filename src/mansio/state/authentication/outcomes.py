@@ -26,6 +26,8 @@ class Accepted(NamedTuple):
     """Groups of the user, as a token names them."""
     credential_id: str = ""
     """Id of the API key or delegation token that was used, "" for another credential."""
+    is_by_token: bool = False
+    """Whether a token of an identity provider was used."""
 
 
 class Rejected(NamedTuple):

@@ -122,6 +122,8 @@ class AuthenticatedUser(NamedTuple):
     credential_id: str = ""
     """Id of the delegation token (mechanisms SCRAM) or API key (PLAIN) with which the client has authenticated; "" for
     another credential."""
+    is_by_token: bool = False
+    """Whether the client has authenticated with a token of an identity provider."""
 
 
 class _State(Enum):
@@ -339,9 +341,11 @@ class SaslSession:
                 return self._fail(reason, user)
             case Accepted(name) if self.user is not None and name != self.user.name:
                 return self._fail("another user in a re-authentication", name)
-            case Accepted(name, token, revision, valid_until_ms, groups, credential_id):
+            case Accepted(name, token, revision, valid_until_ms, groups, credential_id, is_by_token):
                 before = self.user, self.expires_ms
-                self.user = AuthenticatedUser(name, self._mechanism, revision, groups, credential_id)
+                self.user = AuthenticatedUser(
+                    name, self._mechanism, revision, groups, credential_id, is_by_token
+                )
                 self._reauthentication_due_ms = (
                     now_ms + self._session_ms_max if self._session_ms_max else None
                 )

@@ -648,8 +648,8 @@ class AuthenticateBrokerResponse(_Flexible):
 class ForwardRequestRequest(_Flexible):
     """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
     own, which clients may not send; `client_address`: of the client for which it is made, "" for none; `user`,
-    `listener`, `credential_revision`, `groups`, `credential_id`: see `ports.ForwardedClient`. `request`: the request
-    without its length, whose header has the client id."""
+    `listener`, `credential_revision`, `groups`, `credential_id`, `is_by_token`: see `ports.ForwardedClient`. `request`:
+    the request without its length, whose header has the client id."""
 
     node_id: int = field(metadata=_INT32)
     broker_epoch: int = field(metadata=_INT64)
@@ -661,6 +661,7 @@ class ForwardRequestRequest(_Flexible):
     request: bytes = field(metadata=_BYTES)
     groups: tuple[str, ...] = field(metadata={**_TEXT, "tag": 0}, default=())
     credential_id: str = field(metadata={**_TEXT, "tag": 1}, default="")
+    is_by_token: bool = field(metadata={**_BOOL, "tag": 2}, default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,9 @@ def signed(**more: Any) -> str:
 )
 def test_valid_token_of_each_kind_logs_its_subject_in(key_id: str, algorithm: str) -> None:
     token = ONE.sign(claims(NOW_S, groups=["a", "b", "a"]), key_id=key_id, algorithm=algorithm)
-    accepted = Accepted("alice", valid_until_ms=(NOW_S + 300 + SKEW_S) * 1000, groups=("a", "b"))
+    accepted = Accepted(
+        "alice", valid_until_ms=(NOW_S + 300 + SKEW_S) * 1000, groups=("a", "b"), is_by_token=True
+    )
     assert check(token) == accepted
     head, body, signature = token.split(".")
     altered = encode(claims(NOW_S, user="admin"))
@@ -61,7 +63,7 @@ def test_valid_token_of_each_kind_logs_its_subject_in(key_id: str, algorithm: st
 def test_another_implementation_makes_tokens_that_are_accepted() -> None:
     key = RSAKey.import_key(ONE.keys[KEY_ID])
     token = other_jwt.encode({**HEADER, "typ": "at+jwt"}, claims(NOW_S, aud=["x", AUDIENCE]), key)
-    assert check(token) == Accepted("alice", valid_until_ms=(NOW_S + 300 + SKEW_S) * 1000)
+    assert check(token) == Accepted("alice", valid_until_ms=(NOW_S + 300 + SKEW_S) * 1000, is_by_token=True)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_secret_of_a_token_makes_the_client_its_owner_until_it_expires(mecha
     peer = ScramPeer(ID, PASSWORD, mechanism, extensions=AS_TOKEN)
     outcome = exchange(server, peer, EXPIRES_MS - 1)
     assert isinstance(outcome, Accepted)
-    assert outcome[:1] + outcome[2:] == ("alice", 7, EXPIRES_MS, (), ID)
+    assert outcome[:1] + outcome[2:] == ("alice", 7, EXPIRES_MS, (), ID, False)
     peer.verify(outcome.token)
 
 

@@ -68,7 +68,7 @@ async def describe_delegation_token(
 ) -> Fields:
     """Return the tokens that the client may see."""
     owners = None if request.owners is None else _principals(request.owners)
-    found = service.delegation_tokens.describe(
+    found = await service.delegation_tokens.describe(
         owners, is_confidential=context.is_confidential, caller=context.caller
     )
     return {

@@ -55,6 +55,7 @@ def forward(
         request.credential_revision,
         tuple(request.groups),
         request.credential_id,
+        request.is_by_token,
     )
     direct = DirectRequest(
         client.address,

@@ -388,6 +388,7 @@ class SaslGate:
                 0 if user is None else user.revision,
                 groups=() if user is None else user.groups,
                 credential_id="" if user is None else user.credential_id,
+                is_by_token=user is not None and user.is_by_token,
             ),
             is_endless=session.expires_ms is None,
         )

@@ -1,7 +1,8 @@
 """Message move tasks: move the messages of a dead-letter queue back to their sources, or to another queue.
 
 A message is sent to its destination before it is deleted; a task that is interrupted between the two leaves it in both.
-Tasks live in the memory of the broker that runs them: after a restart they are gone and can be started again.
+A task ends with the access key that has started it. Tasks live in the memory of the broker that runs them: after a
+restart they are gone and can be started again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from mansio.logs import fields
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.api.sqs.queues.messages import Message
     from mansio.api.sqs.queues.queue_service import Queue, QueueService
     from mansio.broker.routing.caller import Caller
@@ -63,8 +66,10 @@ class MoveTask:
 class MessageMover:
     """Runs message move tasks."""
 
-    def __init__(self, queues: QueueService) -> None:
+    def __init__(self, queues: QueueService, has_key: Callable[[str, str], bool] = lambda *_: True) -> None:
+        """`has_key`: whether a user exists and has the key with this id (`UserService.has_key`)."""
         self._queues = queues
+        self._has_key = has_key
         self._tasks: OrderedDict[str, MoveTask] = OrderedDict()
 
     async def start(
@@ -147,8 +152,14 @@ class MessageMover:
             logger.exception("message_move_failed", extra=fields(queue=task.source))
 
     async def _move_all(self, task: MoveTask) -> None:
-        failures = 0
+        failures, session = 0, task.caller.session
         while True:
+            if session.credential_id and not self._has_key(session.user, session.credential_id):
+                task.status, task.failure = (
+                    "FAILED",
+                    "The access key that started the task, or its user, was deleted.",
+                )
+                return
             try:
                 source = self._queues.find(task.source, caller=task.caller)
                 _, messages = await self._queues.receive(

@@ -102,7 +102,8 @@ class AuditService:
         self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str
     ) -> None:
         """Audit that a caller was refused an operation on a resource."""
-        self._add(caller, REFUSED, operation.name, _WORDS[resource_type], name)
+        if self.is_enabled:  # without an authorizer, keys and tokens are refused what they could create
+            self._add(caller, REFUSED, operation.name, _WORDS[resource_type], name)
 
     def report_change(self, caller: Caller, resource_type: str, name: str) -> None:
         """Audit that a caller has changed a resource through the API that it names."""
