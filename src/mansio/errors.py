@@ -419,7 +419,7 @@ class TransactionCoordinatorFenced(RequestError):
 
 
 class TransactionalIdAuthorizationFailed(AuthorizationFailed):
-    """The request is not allowed with this transactional id."""
+    """The user is not allowed to do this with the transactional id."""
 
     kafka_code = 53
 
@@ -803,7 +803,7 @@ class VerificationPending(OffsetNotAvailable):
 
 
 class ClusterAuthorizationFailed(AuthorizationFailed):
-    """Only brokers of the cluster may send this request, on a connection on which they have authenticated."""
+    """The user is not allowed to do this to the cluster."""
 
     kafka_code = 31
 
