@@ -107,12 +107,12 @@ def test_a_mirror_copies_what_is_new_with_settings_partitions_and_offsets(
     assert (copied.records, copied.group_offsets, copied.lag) == (RECORDS, 2, 0)
     with admin_of(a) as admin:
         admin.admin.create_partitions(COPIED, 3)
-        admin.admin.alter_topic_config(COPIED, {"max.message.bytes": "2000000"})
+        admin.admin.alter_topic_config(COPIED, {"retention.ms": "172800000000"})
         admin.publish(COPIED, b"more", partition=2)
     assert mirror(job).records == 1
     with admin_of(b) as admin:
         assert len(admin.admin.describe_topic(COPIED).partitions) == 3
-        assert admin.admin.describe_config(COPIED)["max.message.bytes"].value == "2000000"
+        assert admin.admin.describe_config(COPIED)["retention.ms"].value == "172800000000"
     with admin_of(a) as admin:
         assert admin.admin.group_offsets(pipeline_group_id("m"))
     assert refused == []
