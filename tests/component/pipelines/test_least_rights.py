@@ -141,7 +141,9 @@ def test_a_sink_writes_batches_exactly_once(
     assert refused == []
     close_sync_clients()
     allow(broker, rights[:1])
-    with pytest.raises(TransactionalIdAuthorizationFailed, match=r"DESCRIBE the transactional id mansio-spark:"):
+    with pytest.raises(
+        TransactionalIdAuthorizationFailed, match=r"DESCRIBE the transactional id mansio-spark:"
+    ):
         write_batch(broker, "a-query", 2)
 
 
