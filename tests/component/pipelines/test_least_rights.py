@@ -32,7 +32,7 @@ from mansio.wire.topic_partition import TopicPartition
 from support.sasl_broker import SaslBroker, sasl_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     from mansio.pipelines.rights import Right
