@@ -1,5 +1,5 @@
-"""Roles of the page about security through Spark: a reader reads and a writer writes, in batches and streams. What a role
-lacks fails the query with an error that names the right."""
+"""Roles of the page about security through Spark: a reader reads, a writer writes, in batches and streams, and what a
+role lacks fails the query with an error that names the right."""
 
 from __future__ import annotations
 
