@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROWS = 50
 
-pytestmark = pytest.mark.row("A8", "B1")
+pytestmark = pytest.mark.row("A8")
 
 
 def options(room: RoleCluster, user: str) -> dict[str, str]:
