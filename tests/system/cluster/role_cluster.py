@@ -31,10 +31,11 @@ class RoleCluster:
     """A protected cluster of three brokers that serve all protocols, and a user of each role."""
 
     def __init__(self, cluster: SecureCluster, directory: Path) -> None:
-        """Follow the commands that the cluster has printed: the context of its first user is the current one."""
+        """Store the context of the first user with the commands that the cluster has printed."""
         self.cluster = cluster
         self.directory = directory
-        follow(directory, dict(SECTION.findall(cluster.out.read_text()))["mansio"])
+        printed = dict(SECTION.findall(cluster.out.read_text()))["mansio"]
+        follow(directory, printed.partition("mansio cluster ")[0])
 
     @property
     def ca(self) -> str:
@@ -75,7 +76,7 @@ class RoleCluster:
 @contextmanager
 def role_cluster(directory: Path) -> Iterator[RoleCluster]:
     """Start the cluster as the page does."""
-    words = shlex.split(examples(PAGE)["serve-all-protocols"].code)
+    words = shlex.split(examples(PAGE)["serve-all-protocols"].code.replace("\\\n", " "))
     assert tuple(words[: len(STARTS)]) == STARTS
     with secure_cluster(directory, "--brokers", "3", *words[len(STARTS) :]) as cluster:
         yield RoleCluster(cluster, directory)
