@@ -44,7 +44,9 @@ class RoleCluster:
 
     def run_example(self, name: str) -> str:
         """Run an example of the page, with the addresses and the directory of this cluster; return what it prints."""
-        code = examples(PAGE)[name].code.replace(BROKER_OF_THE_PAGE, self.cluster.bootstrap_servers)
+        code = "exec 2>&1\n" + examples(PAGE)[name].code.replace(
+            BROKER_OF_THE_PAGE, self.cluster.bootstrap_servers
+        )
         return follow(
             self.directory, code.replace(FILES_OF_THE_PAGE, shlex.quote(str(self.cluster.security)))
         )
