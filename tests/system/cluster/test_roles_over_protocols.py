@@ -55,12 +55,11 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleCluster]:
     """The cluster, after all commands of "Roles"."""
     with role_cluster(tmp_path_factory.mktemp("roles")) as started:
         printed = {name: started.run_example(name) for name in ROLE_EXAMPLES}
-        made, tried = printed["roles"], printed["try-roles"]
+        made = printed["roles"]
         assert [made.count(f"User:{user}") for user in (READER, WRITER, WORKER)] == [5, 4, 3], made
-        assert tried.count("2 apples\n") == 2, tried
-        assert "the user is not allowed to WRITE any topic" in tried
-        shown = present(examples(PAGE)["check"].shown)
-        assert lines_to_compare(printed["check"]) == lines_to_compare(shown)
+        for name, example in examples(PAGE).items():
+            if name in ROLE_EXAMPLES and example.shown is not None:
+                assert lines_to_compare(printed[name]) == lines_to_compare(example.shown)
         with started.cluster.client(1) as admin:
             admin.admin.create_topic(HIDDEN)
         yield started
