@@ -288,7 +288,7 @@ def sqs_codes(client: Any, address: str, user: str) -> dict[str, str]:
 def test_sqs_denies_what_a_role_lacks_and_hides_what_it_may_not_see_at_each_broker(room: RoleCluster) -> None:
     with room.cluster.client(1) as admin:
         key = admin.admin.users.create_sqs_key(READER)
-    pairs = {READER: (key.key_id, key.secret)}
+    pairs = {READER: (key.key_id, present(key.secret))}
     for user in (WRITER, WORKER, OPERATOR):
         (row,) = json.loads((room.directory / f"{user}.sqs-key").read_text())
         pairs[user] = (row["access_key_id"], row["secret_access_key"])
