@@ -55,8 +55,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleCluster]:
     """The cluster, after all commands of "Roles"."""
     with role_cluster(tmp_path_factory.mktemp("roles")) as started:
         printed = {name: started.run_example(name) for name in ROLE_EXAMPLES}
-        made = printed["roles"]
-        assert [made.count(f"User:{user}") for user in (READER, WRITER, WORKER)] == [5, 4, 3], made
+        assert all(f"User:{user}" in printed["roles"] for user in (READER, WRITER, WORKER))
         for name, example in examples(PAGE).items():
             if name in ROLE_EXAMPLES and example.shown is not None:
                 assert lines_to_compare(printed[name]) == lines_to_compare(example.shown)
