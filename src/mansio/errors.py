@@ -419,7 +419,7 @@ class TransactionCoordinatorFenced(RequestError):
 
 
 class TransactionalIdAuthorizationFailed(AuthorizationFailed):
-    """The request is not allowed with this transactional id."""
+    """The user is not allowed to do this with the transactional id."""
 
     kafka_code = 53
 

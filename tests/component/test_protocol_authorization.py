@@ -60,15 +60,21 @@ def http_post(room: Room, path: str, body: Any) -> httpx.Response:
 def test_http_answers_403(room: Room) -> None:
     record = {"value": base64.b64encode(b"v").decode(), "encoding": "base64"}
     room.rights.allow(TOPIC, "t", DESCRIBE)
+    room.rights.allow(TOPIC, "q", DESCRIBE)
     room.rights.allow(GROUP, "g", READ)
     refused = [
         http_post(room, "/topics/t/records", {"records": [record]}),
         http_post(room, "/topics/absent/records", {"records": [record]}),
         http_post(room, "/groups/g/receive", {"topics": ["t"]}),
-        httpx.get(f"{room.broker.http_url}/v1/topics/t/partitions/0/records", timeout=scaled(TIMEOUT_S)),
+        *(
+            httpx.get(
+                f"{room.broker.http_url}/v1/topics/{topic}/partitions/0/records", timeout=scaled(TIMEOUT_S)
+            )
+            for topic in ("t", "q")  # q is empty
+        ),
     ]
     found = [(each.status_code, each.json().get("title")) for each in refused]
-    assert found == [(403, "TopicAuthorizationFailed")] * 4, [each.text for each in refused]
+    assert found == [(403, "TopicAuthorizationFailed")] * 5, [each.text for each in refused]
     assert room.end("t") == 1
 
 
@@ -87,6 +93,9 @@ def test_grpc_answers_permission_denied(room: Room) -> None:
     room.rights.allow(TOPIC, "t", DESCRIBE)
     publish = pb.PublishRequest(topic="t", records=[pb.NewRecord(value=b"v")])
     assert grpc_code(room, "Publish", publish) is grpc.StatusCode.PERMISSION_DENIED
+    room.rights.allow(TOPIC, "q", DESCRIBE)
+    for topic in ("t", "q"):  # q is empty
+        assert grpc_code(room, "Fetch", pb.FetchRequest(topic=topic)) is grpc.StatusCode.PERMISSION_DENIED
     acknowledge = pb.AckRequest(group="g", receipts=["A" * 64])
     assert grpc_code(room, "Ack", acknowledge) is grpc.StatusCode.PERMISSION_DENIED
     assert room.end("t") == 1

@@ -163,6 +163,7 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
             _need(_DESCRIBE_TRANSACTION, when="transactional ids"),
             _need(_CLUSTER_ACTION, when="share partitions"),
         ),
+        note="For a query of Spark, DESCRIBE TRANSACTIONAL_ID for `mansio-spark:QUERY:` is enough.",
     ),
     ApiKey.JOIN_GROUP: _MEMBER,
     ApiKey.HEARTBEAT: _MEMBER,
@@ -325,7 +326,11 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.RELEASE_LEASES: _FORWARDED_LEASES,
     ApiKey.REGISTER_SHARE_GROUP: _FORWARDED_LEASES,
     ApiKey.PREPARE_TRANSACTION: Row(_RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE),)),
-    ApiKey.COMMIT_BATCH: Row(_RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE),)),
+    ApiKey.COMMIT_BATCH: Row(
+        _RECORDS,
+        (_need(_WRITE_TRANSACTION, place=_WHOLE),),
+        note="`mansio-spark:QUERY:`, with which the ids of the query begin, needs it, too.",
+    ),
     ApiKey.DESCRIBE_HEALTH: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
     ApiKey.FORWARD_REQUEST: Row(
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."

@@ -17,6 +17,7 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     ConnectionLost,
     CoordinatorNotAvailable,
     IllegalSaslState,
@@ -26,6 +27,7 @@ from mansio.errors import (
     NotCoordinator,
     RequestTimedOut,
     TlsFailed,
+    TopicAuthorizationFailed,
     UnknownTopicOrPartition,
 )
 from mansio.net.addresses import parse_addresses
@@ -478,12 +480,22 @@ def _topic_error_text(code: int) -> str:
     """Message for a topic's error code; a Metadata response has codes without messages."""
     if code == UNKNOWN_TOPIC_OR_PARTITION:
         return "there is no such topic; create it or correct the name"
+    if code == TopicAuthorizationFailed.kafka_code:
+        return "the user is not allowed to DESCRIBE it, or to CREATE it if it does not exist"
     return client_error_for_code(code).message if code else ""
 
 
 def check_top_level_error(response: Any) -> None:
     """Raise the error of a response's top-level error code, if there is one. Used as `check` of `Cluster.request`."""
     raise_for_code(response.error_code, getattr(response, "error_message", None))
+
+
+def check_new_producer_id(response: Any) -> None:
+    """Raise the error of an InitProducerId response without a transactional id. Used as `check` of `Cluster.request`.
+    The response has no message, and its code for a user who may write nothing is that of the cluster (KIP-679)."""
+    if response.error_code == ClusterAuthorizationFailed.kafka_code:
+        raise ClusterAuthorizationFailed("the user is not allowed to WRITE any topic")
+    raise_for_code(response.error_code)
 
 
 def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, Sequence[int]]:

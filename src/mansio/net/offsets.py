@@ -19,7 +19,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.net.cluster import Cluster, group_by_topic
-from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.net.retry import client_error_for_code, raise_for_code, topic_error_for_code
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.field_values import READ_UNCOMMITTED
@@ -145,7 +145,7 @@ async def _list_offsets_of_node(
     for topic in response.topics:
         for entry in topic.partitions:
             if entry.error_code:
-                failure = client_error_for_code(entry.error_code)
+                failure = topic_error_for_code(entry.error_code, topic.name, "DESCRIBE")
             else:
                 listed = ListedOffset(entry.offset, entry.timestamp, entry.leader_epoch)
                 results[TopicPartition(topic.name, entry.partition_index)] = listed

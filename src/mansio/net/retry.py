@@ -9,7 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
-from mansio.errors import BY_KAFKA_CODE, MansioError, RequestTimedOut, Unavailable, error_for_code
+from mansio.errors import (
+    BY_KAFKA_CODE,
+    MansioError,
+    RequestTimedOut,
+    TopicAuthorizationFailed,
+    Unavailable,
+    error_for_code,
+)
 from mansio.ports import Backoff
 from mansio.tracebacks import copied, without_traceback
 
@@ -42,6 +49,14 @@ def client_error_for_code(code: int, message: str | None = None) -> MansioError:
     if code in BY_KAFKA_CODE or code not in UNTYPED_RETRIABLE_CODES:
         return error_for_code(code, message or "")
     return Unavailable(message or f"the broker returned error code {code}")
+
+
+def topic_error_for_code(code: int, topic: str, operation: str) -> MansioError:
+    """Return the typed error for an error code (not 0) of a topic in a response without messages. `operation`: the one
+    that the request needs, which the error of a refusal names."""
+    if code == TopicAuthorizationFailed.kafka_code:
+        return TopicAuthorizationFailed(f"the user is not allowed to {operation} the topic {topic}")
+    return client_error_for_code(code)
 
 
 def raise_for_code(code: int, message: str | None = None) -> None:

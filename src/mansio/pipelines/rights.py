@@ -118,6 +118,7 @@ _RIGHTS: Final[Mapping[Job, tuple[Right, ...]]] = {
         Right(Operation.CREATE, ResourceType.TOPIC, f"{_MIRROR}.", is_prefix=True),
         Right(Operation.READ, ResourceType.TOPIC, f"{_MIRROR}.", is_prefix=True),
         Right(Operation.WRITE, ResourceType.TOPIC, f"{_MIRROR}.", is_prefix=True),
+        Right(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, f"{_MIRROR}.", is_prefix=True),
         Right(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, f"{_MIRROR}:", is_prefix=True),
         Right(Operation.READ, ResourceType.GROUP, WILDCARD),
     ),

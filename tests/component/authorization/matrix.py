@@ -20,6 +20,7 @@ from mansio.state.authorization.acls import (
     ResourceType,
 )
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
+from mansio.wire.query_transactional_ids import PREFIX as QUERY_PREFIX
 from support.raw_peer import RawPeer, batch_of
 from support.sasl_broker import log_in
 
@@ -102,6 +103,18 @@ class Credential(NamedTuple):
     omits: bool = False
 
 
+OF_QUERIES: Final = Acl(
+    ResourceType.TRANSACTIONAL_ID,
+    PatternType.PREFIXED,
+    f"{QUERY_PREFIX}:",
+    "User:alice",
+    WILDCARD,
+    Operation.WRITE,
+    Permission.ALLOW,
+)
+"""What a batch needs for its query, beside the right for its transactions."""
+
+
 def needs_of(key: ApiKey) -> list[Need]:
     needs = KAFKA[key].needs
     return [needs[index] for index in NEEDS.get(key, range(len(needs)))]
@@ -134,6 +147,8 @@ def allow(
 def credentials(key: ApiKey, named: Named) -> Iterator[Credential]:
     """Yield the credentials of the matrix for an API that differ in their ACLs."""
     granted = [allow(KAFKA[key].needs[index].rights[-1], named) for index in GRANTED.get(key, ())]
+    if key is ApiKey.COMMIT_BATCH:
+        granted.append(OF_QUERIES)
     for each in _credentials(needs_of(key), named):
         yield each._replace(acls=[*each.acls, *granted])
 

@@ -17,10 +17,12 @@ from mansio.state.authorization.acls import (
     CLUSTER_NAME,
     Acl,
     Operation,
+    PatternType,
     ResourceType,
 )
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.transactions.batch_decision import TaskTransaction
+from mansio.wire.query_transactional_ids import task_transactional_id
 from support.authorization import ALICE, GROUP, PEER, TOPIC, TRANSACTIONAL_ID, acl
 from unit.broker.test_transaction_handlers import Server
 
@@ -85,6 +87,31 @@ def test_without_the_right_for_the_id_nothing_is_changed(name: str) -> None:
     unknown = Room()
     with pytest.raises(TransactionalIdAuthorizationFailed):
         unknown.run(METHODS[name](unknown.service, (1, 0)))
+
+
+def of_queries(prefix: str) -> Acl:
+    """WRITE for all transactional ids with a prefix."""
+    return acl(TRANSACTIONAL_ID, prefix, Operation.WRITE)._replace(pattern_type=PatternType.PREFIXED)
+
+
+@pytest.mark.parametrize("has_transaction", [False, True])
+def test_a_batch_of_another_query_is_not_decided(has_transaction: bool) -> None:
+    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.WRITE), of_queries("mansio-spark:own:"))
+    own = [TaskTransaction("x", *room.begin())] if has_transaction else []
+    with pytest.raises(TransactionalIdAuthorizationFailed):
+        room.run(room.service.commit_batch("other", 9, own, is_commit=True, caller=ALICE))
+    room.run(room.service.commit_batch("other", 1, [], is_commit=True, caller=PEER))  # after 9 it was refused
+
+
+def test_the_right_for_the_ids_of_its_tasks_is_enough_for_a_query() -> None:
+    room = Room(of_queries("mansio-spark:"), acl(TOPIC, "a", Operation.WRITE))
+    assert room.run(room.service.find_coordinator("q", caller=ALICE)) is None
+    name = task_transactional_id("q", 0, 0)
+    producer = room.run(room.service.init_producer_id(name, 60_000, caller=ALICE))
+    assert room.run(room.service.add_partitions(name, *producer, [("a", 0)], caller=ALICE)) == [None]
+    batch = [TaskTransaction(name, *producer)]
+    room.run(room.service.commit_batch("q", 1, batch, is_commit=True, caller=ALICE))
+    assert room.run(room.service.describe(name, caller=ALICE)).state != "Ongoing"
 
 
 def test_with_the_right_a_transaction_is_initialized_and_ended() -> None:

@@ -95,16 +95,16 @@ class MansioService:
             start = moment(request.time_ms, "time_ms")
         elif chosen == "latest" and request.latest:
             start = "latest"
-        throttle = self._clients.new_throttle()
         found = await read_records(
-            self._clients.client(caller_of(context, self._services.clock), throttle),
+            self._services,
+            self._clients,
             TopicPartition(request.topic, request.partition),
             start,
+            caller=caller_of(context, self._services.clock),
             max_records=request.max_records or 100,
             max_bytes=request.max_bytes or 1 << 20,
             wait_ms=request.wait_ms,
         )
-        await throttle.wait()
         return await records_response(
             pb.FetchResponse,
             found.records,

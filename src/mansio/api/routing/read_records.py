@@ -11,15 +11,22 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition, UnreadableRecords
+from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.unreadable import UnreadableOffsets
 
 if TYPE_CHECKING:
     from datetime import datetime
     from typing import Literal
 
+    from mansio.api.routing.routed_clients import RoutedClients
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
+    from mansio.broker.services.broker_services import BrokerServices
     from mansio.client import Client
     from mansio.client.consumer.consumer import Consumer
     from mansio.client.types import Message
@@ -75,25 +82,32 @@ def consume_on_threads(client: Client, partitions: list[TopicPartition], **optio
 
 
 async def read_records(
-    client: Client,
+    services: BrokerServices,
+    clients: RoutedClients,
     partition: TopicPartition,
     start: int | datetime | Literal["earliest", "latest"],
     *,
+    caller: Caller,
     max_records: int,
     max_bytes: int,
     wait_ms: int,
 ) -> ReadResult:
     """Read records from an offset, time or position on: at most `max_records`, and `max_bytes` of keys and values, at
     least one. While there are none, wait for at most `wait_ms`. Records that cannot be read, or have more than
-    `RECORD_BYTES_MAX`, are skipped and listed; after `UNREADABLE_MAX` of these ranges the call returns.
+    `RECORD_BYTES_MAX`, are skipped and listed; after `UNREADABLE_MAX` of these ranges the call returns. Returns
+    when the quota of the caller allows its next call.
 
-    Raises `UnknownTopicOrPartition`, `OffsetOutOfRange`, and `InvalidRequest` for a limit out of range."""
+    Raises `TopicAuthorizationFailed` unless the caller may READ the topic, and `UnknownTopicOrPartition`,
+    `OffsetOutOfRange`, and `InvalidRequest` for a limit out of range."""
     if not (
         1 <= max_records <= READ_RECORDS_MAX and 1 <= max_bytes <= BYTES_MAX and 0 <= wait_ms <= WAIT_MS_MAX
     ):
         raise InvalidRequest(
             f"limits: 1 to {READ_RECORDS_MAX} records, 1 to {BYTES_MAX} bytes, 0 to {WAIT_MS_MAX} ms of waiting"
         )
+    _check_right(services.authorization, caller, partition.topic)
+    throttle = clients.new_throttle()
+    client = clients.client(caller, throttle)
     await _check_start(client, partition, start if isinstance(start, int) else None)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_ms / 1000
@@ -139,7 +153,16 @@ async def read_records(
                     found.append(message)
             if next_offset is None:
                 next_offset = consumer.positions().get(partition, -1)
+    await throttle.wait()
     return ReadResult(found, next_offset, unreadable)
+
+
+def _check_right(authorization: Authorization, caller: Caller, topic: str) -> None:
+    """Raise `TopicAuthorizationFailed` unless a caller may READ a topic."""
+    # The leader asks with each fetch, but nothing is fetched of a partition without records.
+    if not authorization.allows(caller, Operation.READ, ResourceType.TOPIC, topic):
+        fetching = replace(caller, api=ApiKey.FETCH.name)  # for the audit
+        raise authorization.refusal(fetching, Operation.READ, ResourceType.TOPIC, topic)
 
 
 async def _check_start(client: Client, partition: TopicPartition, offset: int | None) -> None:

@@ -30,7 +30,7 @@ from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import list_offsets
-from mansio.net.retry import DEFAULT_BACKOFF, client_error_for_code
+from mansio.net.retry import DEFAULT_BACKOFF, client_error_for_code, topic_error_for_code
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
@@ -452,7 +452,8 @@ class Fetcher:
         if not state.is_active or state.is_revoking or state.fetch_offset != offset:
             return 0
         if result.error_code:
-            self._handle_error(state, client_error_for_code(result.error_code))
+            error = topic_error_for_code(result.error_code, state.partition.topic, "READ")
+            self._handle_error(state, error)
             return 0
         state.failure_count = 0
         state.unknown_since = None

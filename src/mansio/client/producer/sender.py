@@ -46,7 +46,7 @@ from mansio.errors import (
     TransactionAborted,
     UnknownProducerId,
 )
-from mansio.net.cluster import check_top_level_error
+from mansio.net.cluster import check_new_producer_id
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code
 from mansio.tracebacks import without_traceback
@@ -366,7 +366,7 @@ class Sender:
         }
         try:
             response = await self._cluster.request(
-                ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level_error
+                ApiKey.INIT_PRODUCER_ID, fields, check=check_new_producer_id
             )
             self._identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         except MansioError as error:

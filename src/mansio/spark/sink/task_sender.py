@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError, RequestTimedOut, UnsupportedVersion
 from mansio.logs import fields
-from mansio.net.cluster import check_top_level_error
+from mansio.net.cluster import check_new_producer_id
 from mansio.net.offsets import STALE_METADATA_ERRORS
 from mansio.net.retry import client_error_for_code
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
@@ -177,7 +177,7 @@ class TaskSender:
             "producer_epoch": -1,
         }
         response = await self._client.cluster.request(
-            ApiKey.INIT_PRODUCER_ID, request, check=check_top_level_error
+            ApiKey.INIT_PRODUCER_ID, request, check=check_new_producer_id
         )
         return response.producer_id, response.producer_epoch
 

@@ -24,7 +24,7 @@ from mansio.errors import (
 )
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import STALE_METADATA_ERRORS, list_offsets
-from mansio.net.retry import client_error_for_code
+from mansio.net.retry import client_error_for_code, topic_error_for_code
 from mansio.spark.source import data_loss
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
@@ -195,7 +195,8 @@ class _RangeFetcher:
             raise Unavailable(f"the broker's response lacks {self._name}")
         part = parts[0]
         if part.error_code:
-            raise self._read_error(offset, client_error_for_code(part.error_code))
+            error = topic_error_for_code(part.error_code, self._partition.topic, "READ")
+            raise self._read_error(offset, error)
         records = memoryview(part.records or b"")
         stop, next_offset = self._complete_batches(offset, records)
         if next_offset == offset:

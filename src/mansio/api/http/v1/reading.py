@@ -124,17 +124,16 @@ async def read(call: Call) -> Response:
     if query.time is not None:
         start = parse_time(query.time, "time")
     check_topic_name(partition.topic)
-    clients = call.context.broker.clients
-    throttle = clients.new_throttle()
     found = await read_records(
-        clients.client(call.caller, throttle),
+        call.services,
+        call.context.broker.clients,
         partition,
         start,
+        caller=call.caller,
         max_records=query.limit,
         max_bytes=query.max_bytes,
         wait_ms=query.wait_ms,
     )
-    await throttle.wait()
     others = {
         "next_offset": found.next_offset,
         "unreadable": [unreadable_value(each) for each in found.unreadable],

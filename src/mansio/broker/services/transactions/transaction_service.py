@@ -18,6 +18,7 @@ from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
+from mansio.wire.query_transactional_ids import transactional_id_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -101,8 +102,14 @@ class TransactionService:
 
     async def find_coordinator(self, transactional_id: str, *, caller: Caller) -> BrokerState | None:
         """Return the broker that coordinates a transactional id, which needs DESCRIBE; None if it is this broker.
-        Creates `__transaction_state` if it does not exist."""
-        self._check(caller, transactional_id, Operation.DESCRIBE)
+        Creates `__transaction_state` if it does not exist.
+
+        The id may be that of a query, whose coordinator decides about its batches: DESCRIBE for the transactional ids
+        of its tasks is enough."""
+        names = transactional_id, transactional_id_prefix(transactional_id)
+        kind, operation = ResourceType.TRANSACTIONAL_ID, Operation.DESCRIBE
+        if not any(self._authorization.allows(caller, operation, kind, name) for name in names):
+            raise self._authorization.refusal(caller, operation, kind, transactional_id)
         return await self._coordinator.find_coordinator(transactional_id)
 
     async def new_producer_id(self, *, caller: Caller) -> int:
@@ -233,10 +240,12 @@ class TransactionService:
     ) -> None:
         """Commit the transactions of a batch, all or none, and abort the abandoned ones. With `is_commit` false, or if
         the batch is decided already, the transactions that no decision commits are aborted. Returns when all of them
-        are ended. Idempotent.
+        are ended. Idempotent. Needs WRITE for the transactions, and for the transactional ids of the query's tasks: who
+        decides a batch decides whether the query can commit it.
 
         Raises `InvalidTxnState` if a transaction has ended otherwise, or if a later batch is decided, and
         `ConcurrentTransactions` while another request of the query is processed."""
+        self._check(caller, transactional_id_prefix(query_id))
         for each in chain(transactions, abandoned):
             self._check(caller, each.transactional_id)
         if is_commit:
