@@ -27,8 +27,8 @@ from component.authorization.matrix import (
     needs_of,
     versions_of,
 )
-from component.authorization.requests import encode, error_codes, names_topics_by_id
-from component.authorization.visible_state import visible_state
+from component.authorization.requests import encode, encode_empty, error_codes, names_topics_by_id
+from component.authorization.visible_state import names_of_state, visible_state
 from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE
 from mansio.api.required_rights import KAFKA, Effect, Place
 from mansio.broker.services.audit.audit_service import REFUSED, AuditService
@@ -196,6 +196,23 @@ def test_each_kind_of_right_counts_in_each_version(room: MansioRoom, key: ApiKey
                     check_allowed(room, key, version, "alice", each.acls, resource)
             room.create()
             check_allowed(room, key, version, "admin", [], resource)
+
+
+def test_a_request_with_empty_lists_and_without_a_right_changes_nothing(room: MansioRoom) -> None:
+    service = room.broker.broker.service
+    room.set_acls([])
+    before, known = room.fingerprint(), room.broker.call(names_of_state, service)
+    for key in ASKED:
+        for version in versions_of(key):
+            request = encode_empty(key, version, 1, room.named[ABSENT])
+            if request is None:
+                continue
+            peer = room.peers["alice"]
+            peer.send(request)
+            if peer.frame() is None:
+                room.peers["alice"] = room.connect("alice")
+            assert room.broker.call(names_of_state, service) <= known, key.name
+    assert room.fingerprint() == before
 
 
 @pytest.mark.full

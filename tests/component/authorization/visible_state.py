@@ -27,3 +27,15 @@ def visible_state(service: BrokerServices) -> Any:
         {user: dict(credentials) for user, credentials in state.users.items()},
         set(state.acls),
     )
+
+
+def names_of_state(service: BrokerServices) -> set[tuple[str, str]]:
+    """Return what coordinators know by name: groups, transactional ids and queries. To be called on the broker's
+    loop."""
+    store = service.transactions._coordinator.store
+    known = {
+        "group": service.transactions._groups.store.entries,
+        "transactional id": store.entries,
+        "query": store.decisions.entries,
+    }
+    return {(kind, name) for kind, names in known.items() for name in names}
