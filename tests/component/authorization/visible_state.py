@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.broker.services.broker_services import BrokerServices
 
 
@@ -33,7 +35,7 @@ def names_of_state(service: BrokerServices) -> set[tuple[str, str]]:
     """Return what coordinators know by name: groups, transactional ids and queries. To be called on the broker's
     loop."""
     store = service.transactions._coordinator.store
-    known = {
+    known: dict[str, Iterable[str]] = {
         "group": service.transactions._groups.store.entries,
         "transactional id": store.entries,
         "query": store.decisions.entries,

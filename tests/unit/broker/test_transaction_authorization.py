@@ -29,7 +29,6 @@ from mansio.wire.query_transactional_ids import task_transactional_id, transacti
 from support.authorization import ALICE, GROUP, PEER, TOPIC, TRANSACTIONAL_ID, acl
 from unit.broker.test_transaction_handlers import Server
 
-
 ALICE_WRITES = ("User:alice", WILDCARD, Operation.WRITE, Permission.ALLOW)
 
 
