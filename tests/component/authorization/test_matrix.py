@@ -83,7 +83,7 @@ def audited() -> Iterator[list[tuple[str, str]]]:
     found: list[tuple[str, str]] = []
     add = AuditService._add
 
-    def recording(service: AuditService, caller: Caller, outcome: str, *more: str) -> None:
+    def recording(service: AuditService, caller: Caller, outcome: str, *more: Any) -> None:
         if outcome == REFUSED:
             found.append((caller.session.principal, caller.api))
         add(service, caller, outcome, *more)
