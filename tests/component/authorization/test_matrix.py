@@ -120,6 +120,8 @@ def check_refused(
     raw, answer = room.ask("alice", key, version, named)
     assert room.fingerprint() == before, "a refused request changed something"
     codes = error_codes(answer)
+    if credential.name == "no right" and names_topics_by_id(key, version):
+        assert named.topic.encode() not in raw, "who has only the id learns the name"
     if codes & REFUSALS:
         assert set(room.audited) == {("User:alice", key.name)}, "it is not audited"
     if not codes and (credential.omits or (key, version < 3) == (ApiKey.DESCRIBE_LOG_DIRS, True)):

@@ -215,7 +215,7 @@ def test_grants_from_before_a_change_lease_nothing(tmp_path: Path) -> None:
             grants = services.authorization.grants(ALICE)
             assert grants is not None
             grants.check_group("g", "SHARE_FETCH")
-            assert grants.may_read("t", place[0])
+            assert services.share_service.read_error(grants, place[0], "SHARE_FETCH") is None
             authorizer.remove(removed)
             receive = ReceiveOperation(
                 services.share_service,

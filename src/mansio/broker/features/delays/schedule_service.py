@@ -26,7 +26,7 @@ from mansio.errors import (
 )
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import result_within, yield_to_loop
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
@@ -133,11 +133,7 @@ class ScheduleService:
         return results
 
     def _check(self, caller: Caller, operation: Operation, topic_id: bytes) -> None:
-        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic with this id, if there is
-        one."""
-        name = self._partitions.name_of(topic_id)
-        if name is not None:
-            self._authorization.check(caller, operation, ResourceType.TOPIC, name)
+        self._authorization.check_topic_id(caller, operation, topic_id, self._partitions.name_of)
 
     async def _list_one(self, query: ScheduleQuery, times_max: int) -> list[ListedSchedule]:
         partition = self._partitions.find(None, query.topic_id, query.partition)
