@@ -32,7 +32,14 @@ from component.authorization.visible_state import names_of_state, visible_state
 from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE
 from mansio.api.required_rights import KAFKA, Effect, Place
 from mansio.broker.services.audit.audit_service import REFUSED, AuditService
-from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, NonEmptyGroup, UnknownTopicOrPartition
+from mansio.errors import (
+    ClusterAuthorizationFailed,
+    GroupIdNotFound,
+    InvalidRequest,
+    NonEmptyGroup,
+    UnknownTopicOrPartition,
+)
+from mansio.state.authorization.authorizer import GROUPS_MAX
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
@@ -268,6 +275,15 @@ def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
         assert peer.closed(), key.name
         peer.socket.close()
     assert room.fingerprint() == before
+
+
+def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: MansioRoom) -> None:
+    query = {"operation": 3, "resource_type": 2, "resource_name": "t-exists"}
+    asked = {"user": "alice", "host": "127.0.0.1", "queries": [query]}
+    for count, code in ((GROUPS_MAX, 0), (GROUPS_MAX + 1, InvalidRequest.kafka_code)):
+        groups = [f"g{number}" for number in range(count)]
+        answer = room.peers["admin"].call(ApiKey.CHECK_AUTHORIZATION, 0, asked | {"groups": groups})
+        assert answer.error_code == code
 
 
 def test_what_administers_is_audited() -> None:

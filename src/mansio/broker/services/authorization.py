@@ -264,13 +264,23 @@ class Authorization:
         requester = requester_of(caller)
         return (authorizer.authorized_operations(requester, resource_type, name) for name in names)
 
-    def owner_of(self, caller: Caller) -> str:
-        """Return who has named a target to which records are written later, as it is stored with the target: host and
-        principal; "" for a broker, and without an authorizer."""
+    def owner_of(self, caller: Caller, topic: str) -> str:
+        """Return who has named a topic to which records are written later, as it is stored with the name: host and
+        principal; "" for a broker, and without an authorizer.
+
+        Raises `TopicAuthorizationFailed` unless the caller may WRITE to the topic with the groups of its session, which
+        may deny it, and without them, because `owner_may_write` does not know them."""
         session = caller.session
-        return (
-            "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
-        )
+        if self._authorizer is None or session.is_broker:
+            return ""
+        self.check(caller, Operation.WRITE, ResourceType.TOPIC, topic)
+        owner = f"{caller.address} {session.principal}"
+        if not owner_may_write(self._authorizer, owner, topic):
+            refused = self.refusal(caller, Operation.WRITE, ResourceType.TOPIC, topic)
+            raise type(refused)(
+                f"{refused.message} without its groups, which do not count for what is written later"
+            )
+        return owner
 
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.acls import Query
 from mansio.broker.services.authorization import EVERYTHING_IS_ALLOWED
-from mansio.errors import MansioError
+from mansio.errors import InvalidRequest, MansioError
 from mansio.state.authorization.acls import AclFilter, checked_acl
-from mansio.state.authorization.authorizer import new_requester
+from mansio.state.authorization.authorizer import GROUPS_MAX, new_requester
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ async def check_authorization(service: BrokerServices, request: Struct, context:
     """Return what a user may do, and the ACL that decides it."""
     requester = None
     if request.user is not None:
+        if len(request.groups) > GROUPS_MAX:  # a DENY of one that is left out would be missing in the answer
+            raise InvalidRequest(f"{len(request.groups)} groups; a session has at most {GROUPS_MAX}")
         requester = new_requester(request.user, request.host, request.groups)
     queries = [Query(each.operation, each.resource_type, each.resource_name) for each in request.queries]
     decisions = service.acls.check_each(queries, requester=requester, caller=context.caller)

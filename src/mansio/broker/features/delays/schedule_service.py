@@ -174,7 +174,7 @@ class ScheduleService:
         manager = self._find_manager(partition)
         if manager is None:
             raise not_enabled_error(partition.topic)
-        owned = schedule._replace(owner=self._authorization.owner_of(caller))
+        owned = schedule._replace(owner=self._authorization.owner_of(caller, partition.topic))
         await self._change(partition, partial(manager.create, owned), timeout_ms)
 
     async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller) -> None:
