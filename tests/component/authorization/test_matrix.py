@@ -29,6 +29,7 @@ from component.authorization.matrix import (
 )
 from component.authorization.requests import encode, encode_empty, error_codes, names_topics_by_id
 from component.authorization.visible_state import names_of_state, visible_state
+from mansio.api.kafka.handlers import acls
 from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE
 from mansio.api.required_rights import KAFKA, Effect, Place
 from mansio.broker.services.audit.audit_service import REFUSED, AuditService
@@ -39,8 +40,10 @@ from mansio.errors import (
     NonEmptyGroup,
     UnknownTopicOrPartition,
 )
+from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.authorization.authorizer import GROUPS_MAX
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
+from support.authorization import acl
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
 
@@ -275,6 +278,17 @@ def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
         assert peer.closed(), key.name
         peer.socket.close()
     assert room.fingerprint() == before
+
+
+def test_a_large_list_of_acls_is_described_as_a_small_one_is(
+    room: MansioRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.set_acls(acl(ResourceType.TOPIC, name, Operation.READ) for name in ("a", "b"))
+    asked = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    known = room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)
+    assert [each.resource_name for each in known.resources] == ["a", "b"]
+    monkeypatch.setattr(acls, "ENCODED_ACLS_MAX", 1)
+    assert vars(room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)) == vars(known)
 
 
 def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: MansioRoom) -> None:

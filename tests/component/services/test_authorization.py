@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mansio.broker.services import acls as acl_service
 from mansio.broker.services.acls import ACLS_MAX, AclService, follow_acls
 from mansio.broker.services.authorization import Authorization
 from mansio.config.item_limit import ITEMS_MAX
@@ -197,6 +198,19 @@ def test_filters_of_one_request_report_what_each_selects() -> None:
         assert isinstance(answers[1], InvalidRequest)
         assert answers[3] == []
         assert stored(one) == [may("b"), may("c")]
+        del other
+
+    run(check)
+
+
+def test_filters_that_select_too_much_together_delete_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        await one.acls.create_each([may("a"), may("b")], caller=ADMIN)
+        monkeypatch.setattr(acl_service, "ACLS_MAX", 3)
+        answers = await one.acls.delete_each([AclFilter(), AclFilter()], caller=ADMIN)
+        assert [type(each) for each in answers] == [PolicyViolation] * 2
+        assert stored(one) == [may("a"), may("b")]
+        assert await one.acls.delete_each([AclFilter()], caller=ADMIN) == [[may("a"), may("b")]]
         del other
 
     run(check)

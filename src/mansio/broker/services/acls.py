@@ -170,7 +170,7 @@ class AclService:
         then. ACLs that another broker has added before the call are selected, too.
 
         Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `InvalidRequest`, `PolicyViolation` for too many
-        filters, `Unavailable`, `StorageError`.
+        filters, or if they select more than `ACLS_MAX` ACLs together, `Unavailable`, `StorageError`.
         """
         try:
             self._check(caller, Operation.ALTER)
@@ -180,13 +180,22 @@ class AclService:
         except MansioError as error:
             return [without_traceback(error)] * len(filters)
         selected: list[list[Acl] | MansioError] = []
+        selected_count = 0
         turns = ItemTurns(self._scheduler)
         for each in filters:
             await turns.next(1 + self.acl_count)
             try:
-                selected.append(self._select(each))
+                found = self._select(each)
             except MansioError as error:
                 selected.append(without_traceback(error))
+                continue
+            selected_count += len(found)
+            if selected_count > ACLS_MAX:
+                too_many = PolicyViolation(
+                    f"the filters of one request may select {ACLS_MAX} ACLs together; nothing was deleted"
+                )
+                return [too_many] * len(filters)
+            selected.append(found)
         deleted = dict.fromkeys(acl for acls in selected if isinstance(acls, list) for acl in acls)
         keys = {acl: acl_key(self._state.keys, acl) for acl in deleted}
         errors = await self._write([Delete(key) for key in keys.values()])
