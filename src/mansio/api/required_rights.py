@@ -324,7 +324,11 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.RECEIVE_RECORDS: _FORWARDED_LEASES,
     ApiKey.RELEASE_LEASES: _FORWARDED_LEASES,
     ApiKey.REGISTER_SHARE_GROUP: _FORWARDED_LEASES,
-    ApiKey.PREPARE_TRANSACTION: Row(_RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE),)),
+    ApiKey.PREPARE_TRANSACTION: Row(
+        _RECORDS,
+        (_need(_WRITE_TRANSACTION, place=_WHOLE),),
+        note="TWO_PHASE_COMMIT is not needed: `transaction_prepared_max_ms` bounds the wait for the decision.",
+    ),
     ApiKey.COMMIT_BATCH: Row(
         _RECORDS,
         (_need(_WRITE_TRANSACTION, place=_WHOLE),),
