@@ -325,17 +325,23 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.RECEIVE_RECORDS: _FORWARDED_LEASES,
     ApiKey.RELEASE_LEASES: _FORWARDED_LEASES,
     ApiKey.REGISTER_SHARE_GROUP: _FORWARDED_LEASES,
-    ApiKey.PREPARE_TRANSACTION: Row(_RECORDS, (_need(_WRITE_TRANSACTION, place=_WHOLE),)),
+    ApiKey.PREPARE_TRANSACTION: Row(
+        _RECORDS,
+        (_need(_WRITE_TRANSACTION, place=_WHOLE),),
+        note="TWO_PHASE_COMMIT is not needed: `transaction_prepared_max_ms` bounds the wait for the decision.",
+    ),
     ApiKey.COMMIT_BATCH: Row(
         _RECORDS,
         (_need(_WRITE_TRANSACTION, place=_WHOLE),),
-        note="`mansio-spark:QUERY:`, with which the ids of the query begin, needs it, too.",
+        note="For the prefix of the transactional ids of the query, and for each id: a PREFIXED ACL has both.",
     ),
     ApiKey.DESCRIBE_HEALTH: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
     ApiKey.FORWARD_REQUEST: Row(
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."
     ),
-    ApiKey.CHECK_AUTHORIZATION: Row(_READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE),)),
+    ApiKey.CHECK_AUTHORIZATION: Row(
+        _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="about another user"),)
+    ),
     ApiKey.CREATE_SQS_ACCESS_KEY: Row(
         _ADMINISTERS, (_need(_ALTER_CLUSTER, place=_WHOLE, when="for another user"),)
     ),

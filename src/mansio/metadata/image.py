@@ -291,13 +291,24 @@ class MetadataImage:
             if timer is not None:
                 timer.cancel()
 
+    async def catch_up(self, scheduler: Scheduler) -> None:
+        """Wait until the image contains all changes that any broker had made before the call. It costs a write, because
+        a read need not reach the newest revision. Raises `Unavailable`, and the errors of `wait_for_revision`."""
+        if self._store is None:
+            raise Unavailable("the metadata is not followed")
+        written = await metadata_store.transact_with_retries(self._store, [], [self._progress()])
+        await self.wait_for_revision(written.revision, scheduler)
+
+    def _progress(self) -> Put:
+        return Put(self.keys.progress, metadata_store.encode({}, ""))
+
     def _schedule_progress_write(self, scheduler: Scheduler) -> None:
         if self._waits and self._store is not None:
             scheduler.spawn(self._write_progress(self._store, scheduler), name="write metadata progress")
 
     async def _write_progress(self, store: MetadataStore, scheduler: Scheduler) -> None:
         try:
-            await store.transact([], [Put(self.keys.progress, metadata_store.encode({}, ""))])
+            await store.transact([], [self._progress()])
         except Unavailable:  # the outcome is unknown: retry
             scheduler.call_later(PROGRESS_WRITE_MS, self._schedule_progress_write, scheduler)
 

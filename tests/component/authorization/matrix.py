@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from component.authorization.requests import Named, decode, encode, error_codes
+from component.authorization.requests import Named, decode, encode, error_codes, query_of
 from mansio.api.required_rights import ERROR_CODES, KAFKA, Place
 from mansio.errors import TopicAuthorizationFailed
 from mansio.state.authorization.acls import (
@@ -20,7 +20,7 @@ from mansio.state.authorization.acls import (
     ResourceType,
 )
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from mansio.wire.query_transactional_ids import PREFIX as QUERY_PREFIX
+from mansio.wire.query_transactional_ids import task_transactional_id, transactional_id_prefix
 from support.raw_peer import RawPeer, batch_of
 from support.sasl_broker import log_in
 
@@ -103,18 +103,6 @@ class Credential(NamedTuple):
     omits: bool = False
 
 
-OF_QUERIES: Final = Acl(
-    ResourceType.TRANSACTIONAL_ID,
-    PatternType.PREFIXED,
-    f"{QUERY_PREFIX}:",
-    "User:alice",
-    WILDCARD,
-    Operation.WRITE,
-    Permission.ALLOW,
-)
-"""What a batch needs for its query, beside the right for its transactions."""
-
-
 def needs_of(key: ApiKey) -> list[Need]:
     needs = KAFKA[key].needs
     return [needs[index] for index in NEEDS.get(key, range(len(needs)))]
@@ -147,8 +135,12 @@ def allow(
 def credentials(key: ApiKey, named: Named) -> Iterator[Credential]:
     """Yield the credentials of the matrix for an API that differ in their ACLs."""
     granted = [allow(KAFKA[key].needs[index].rights[-1], named) for index in GRANTED.get(key, ())]
-    if key is ApiKey.COMMIT_BATCH:
-        granted.append(OF_QUERIES)
+    if key is ApiKey.COMMIT_BATCH:  # it names transactions, too, but what it changes is the query
+        write = KAFKA[key].needs[0].rights[-1]
+        query_id = query_of(named)
+        task = named._replace(transactional_id=task_transactional_id(query_id, 0, 0))
+        granted = [allow(write, task)]
+        named = named._replace(transactional_id=transactional_id_prefix(query_id))
     for each in _credentials(needs_of(key), named):
         yield each._replace(acls=[*each.acls, *granted])
 

@@ -14,6 +14,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from mansio.wire.codec import messages
 from mansio.wire.codec.schema_compiler import Struct, schema_fields
+from mansio.wire.query_transactional_ids import task_transactional_id
 from support.raw_peer import batch_of
 from support.share_state_fixtures import begun
 
@@ -336,6 +337,30 @@ def _acknowledge_records(fields: dict[str, Any], _: int, __: Named) -> None:
     fields["topics"][0]["partitions"][0]["batches"] = [{**batch, "delivery_count": 1}]
 
 
+def _batch(fields: dict[str, Any], _: int, named: Named) -> None:
+    """The batch of the query whose transactional ids begin with that of `named`."""
+    transactional_id = task_transactional_id(query_of(named), 0, 0)
+    transaction = {"transactional_id": transactional_id, "producer_id": 1, "producer_epoch": 0}
+    fields |= {"query_id": query_of(named), "batch_id": 1, "transactions": [transaction], "abandoned": []}
+    fields["committed"] = True
+
+
+def encode_empty(api: ApiKey, version: int, correlation_id: int, named: Named) -> bytes | None:
+    """Return the same request with empty lists; None if it has none."""
+    if api in (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.WRITE_SHARE_GROUP_STATE):
+        return None  # they have encoders of their own
+    fields = request_fields(api, version, named)
+    lists = [name for name, value in fields.items() if isinstance(value, list)]
+    if not lists:
+        return None
+    return messages.encode_request(api, version, correlation_id, "c", fields | {name: [] for name in lists})
+
+
+def query_of(named: Named) -> str:
+    """Return the query id of the request that ends a batch."""
+    return f"q-{named.transactional_id}"
+
+
 def _delayed(fields: dict[str, Any], _: int, __: Named) -> None:
     for query in fields.get("queries", ()):
         query |= {"ids": [], "due_to_ms": 1 << 40, "key": None}
@@ -390,6 +415,7 @@ _CHANGES: Final[Mapping[ApiKey, Callable[[dict[str, Any], int, Named], None]]] =
     ApiKey.SHARE_ACKNOWLEDGE: _acknowledge,
     ApiKey.ACKNOWLEDGE_RECORDS: _acknowledge_records,
     ApiKey.REDRIVE_RECORDS: _redrive,
+    ApiKey.COMMIT_BATCH: _batch,
     ApiKey.LIST_DELAYED_RECORDS: _delayed,
     ApiKey.ALTER_SCHEDULES: _schedule,
     ApiKey.CREATE_SQS_ACCESS_KEY: _set(user="carol"),

@@ -27,13 +27,23 @@ from component.authorization.matrix import (
     needs_of,
     versions_of,
 )
-from component.authorization.requests import encode, error_codes, names_topics_by_id
-from component.authorization.visible_state import visible_state
+from component.authorization.requests import encode, encode_empty, error_codes, names_topics_by_id
+from component.authorization.visible_state import names_of_state, visible_state
+from mansio.api.kafka.handlers import acls
 from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE
 from mansio.api.required_rights import KAFKA, Effect, Place
 from mansio.broker.services.audit.audit_service import REFUSED, AuditService
-from mansio.errors import ClusterAuthorizationFailed, GroupIdNotFound, NonEmptyGroup, UnknownTopicOrPartition
+from mansio.errors import (
+    ClusterAuthorizationFailed,
+    GroupIdNotFound,
+    InvalidRequest,
+    NonEmptyGroup,
+    UnknownTopicOrPartition,
+)
+from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.authorizer import GROUPS_MAX
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
+from support.authorization import acl
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
 
@@ -83,7 +93,7 @@ def audited() -> Iterator[list[tuple[str, str]]]:
     found: list[tuple[str, str]] = []
     add = AuditService._add
 
-    def recording(service: AuditService, caller: Caller, outcome: str, *more: str) -> None:
+    def recording(service: AuditService, caller: Caller, outcome: str, *more: Any) -> None:
         if outcome == REFUSED:
             found.append((caller.session.principal, caller.api))
         add(service, caller, outcome, *more)
@@ -120,6 +130,8 @@ def check_refused(
     raw, answer = room.ask("alice", key, version, named)
     assert room.fingerprint() == before, "a refused request changed something"
     codes = error_codes(answer)
+    if credential.name == "no right" and names_topics_by_id(key, version):
+        assert named.topic.encode() not in raw, "who has only the id learns the name"
     if codes & REFUSALS:
         assert set(room.audited) == {("User:alice", key.name)}, "it is not audited"
     if not codes and (credential.omits or (key, version < 3) == (ApiKey.DESCRIBE_LOG_DIRS, True)):
@@ -198,6 +210,23 @@ def test_each_kind_of_right_counts_in_each_version(room: MansioRoom, key: ApiKey
             check_allowed(room, key, version, "admin", [], resource)
 
 
+def test_a_request_with_empty_lists_and_without_a_right_changes_nothing(room: MansioRoom) -> None:
+    service = room.broker.broker.service
+    room.set_acls([])
+    before, known = room.fingerprint(), room.broker.call(names_of_state, service)
+    for key in ASKED:
+        for version in versions_of(key):
+            request = encode_empty(key, version, 1, room.named[ABSENT])
+            if request is None:
+                continue
+            peer = room.peers["alice"]
+            peer.send(request)
+            if peer.frame() is None:
+                room.peers["alice"] = room.connect("alice")
+            assert room.broker.call(names_of_state, service) <= known, key.name
+    assert room.fingerprint() == before
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("key", ASKED, ids=lambda key: key.name.lower())
 def test_a_refusal_does_not_tell_whether_the_resource_exists(room: MansioRoom, key: ApiKey) -> None:
@@ -249,6 +278,26 @@ def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
         assert peer.closed(), key.name
         peer.socket.close()
     assert room.fingerprint() == before
+
+
+def test_a_large_list_of_acls_is_described_as_a_small_one_is(
+    room: MansioRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.set_acls(acl(ResourceType.TOPIC, name, Operation.READ) for name in ("a", "b"))
+    asked = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    known = room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)
+    assert [each.resource_name for each in known.resources] == ["a", "b"]
+    monkeypatch.setattr(acls, "ENCODED_ACLS_MAX", 1)
+    assert vars(room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)) == vars(known)
+
+
+def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: MansioRoom) -> None:
+    query = {"operation": 3, "resource_type": 2, "resource_name": "t-exists"}
+    asked = {"user": "alice", "host": "127.0.0.1", "queries": [query]}
+    for count, code in ((GROUPS_MAX, 0), (GROUPS_MAX + 1, InvalidRequest.kafka_code)):
+        groups = [f"g{number}" for number in range(count)]
+        answer = room.peers["admin"].call(ApiKey.CHECK_AUTHORIZATION, 0, asked | {"groups": groups})
+        assert answer.error_code == code
 
 
 def test_what_administers_is_audited() -> None:

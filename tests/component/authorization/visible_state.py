@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.broker.services.broker_services import BrokerServices
 
 
@@ -27,3 +29,15 @@ def visible_state(service: BrokerServices) -> Any:
         {user: dict(credentials) for user, credentials in state.users.items()},
         set(state.acls),
     )
+
+
+def names_of_state(service: BrokerServices) -> set[tuple[str, str]]:
+    """Return what coordinators know by name: groups, transactional ids and queries. To be called on the broker's
+    loop."""
+    store = service.transactions._coordinator.store
+    known: dict[str, Iterable[str]] = {
+        "group": service.transactions._groups.store.entries,
+        "transactional id": store.entries,
+        "query": store.decisions.entries,
+    }
+    return {(kind, name) for kind, names in known.items() for name in names}

@@ -31,7 +31,7 @@ from mansio.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from mansio.state.authorization.acls import Operation
+from mansio.state.authorization.acls import Acl, Operation, Permission
 from mansio.state.share_partition.types import ACCEPT, REJECT
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Schedule
 from support.authorization import ADMIN, ALICE, GROUP, TOPIC, acl
@@ -215,7 +215,7 @@ def test_grants_from_before_a_change_lease_nothing(tmp_path: Path) -> None:
             grants = services.authorization.grants(ALICE)
             assert grants is not None
             grants.check_group("g", "SHARE_FETCH")
-            assert grants.may_read("t", place[0])
+            assert services.share_service.read_error(grants, place[0], "SHARE_FETCH") is None
             authorizer.remove(removed)
             receive = ReceiveOperation(
                 services.share_service,
@@ -422,11 +422,41 @@ def test_dead_letters_in_the_default_topic_need_no_right_and_another_owner_can_t
 def test_what_the_broker_does_for_itself_and_without_an_authorizer_has_no_owner(tmp_path: Path) -> None:
     async def work(services: BrokerServices, authorizer: Authorizer) -> None:
         authorization = services.authorization
-        assert authorization.owner_of(BROKER_CALLER) == ""
+        assert authorization.owner_of(BROKER_CALLER, "t") == ""
         assert owner_may_write(authorizer, "", "t")
-        assert not owner_may_write(authorizer, authorization.owner_of(BOB), "t")
+        assert not owner_may_write(authorizer, f"{BOB.address} {BOB.session.principal}", "t")
         assert authorization.grants(BROKER_CALLER) is None
         with pytest.raises(UnknownTopicOrPartition):
             await services.leases.register_here("g", ["absent"], caller=BROKER_CALLER)
+
+    run_authorized(tmp_path, work)
+
+
+@pytest.mark.full
+def test_who_may_write_through_a_group_only_is_refused_when_it_names_what_is_written_later(
+    tmp_path: Path,
+) -> None:
+    def of_group(permission: Permission) -> Acl:
+        return acl(TOPIC, "u", WRITE, permission)._replace(principal="Group:writers")
+
+    async def work(services: BrokerServices, authorizer: Authorizer) -> None:
+        member = Caller(ClientSession("alice", groups=("writers",)), address="10.0.0.1")
+        authorizer.add(acl(GROUP, "g", Operation.ALTER_CONFIGS))
+        authorizer.add(of_group(Permission.ALLOW))
+
+        async def name_it() -> None:
+            await set_config(services, ResourceType.GROUP, "g", DEAD_LETTER_TOPIC, "u", member)
+
+        services.authorization.check(member, WRITE, TOPIC, "u")
+        with pytest.raises(TopicAuthorizationFailed, match="without its groups"):
+            await name_it()
+        authorizer.add(acl(TOPIC, "u", WRITE))
+        authorizer.add(of_group(Permission.DENY))
+        with pytest.raises(TopicAuthorizationFailed):
+            await name_it()
+        assert DEAD_LETTER_OWNER not in services.group_configs.overrides("g")
+        authorizer.remove(of_group(Permission.DENY))
+        await name_it()
+        assert services.group_configs.overrides("g")[DEAD_LETTER_OWNER] == "10.0.0.1 User:alice"
 
     run_authorized(tmp_path, work)

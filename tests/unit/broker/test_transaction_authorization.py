@@ -9,22 +9,27 @@ import pytest
 from mansio.errors import (
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
+    InvalidRequest,
     OperationNotAttempted,
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
 from mansio.state.authorization.acls import (
     CLUSTER_NAME,
+    WILDCARD,
     Acl,
     Operation,
     PatternType,
+    Permission,
     ResourceType,
 )
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.transactions.batch_decision import TaskTransaction
-from mansio.wire.query_transactional_ids import task_transactional_id
+from mansio.wire.query_transactional_ids import task_transactional_id, transactional_id_prefix
 from support.authorization import ALICE, GROUP, PEER, TOPIC, TRANSACTIONAL_ID, acl
 from unit.broker.test_transaction_handlers import Server
+
+ALICE_WRITES = ("User:alice", WILDCARD, Operation.WRITE, Permission.ALLOW)
 
 
 class Room:
@@ -94,15 +99,6 @@ def of_queries(prefix: str) -> Acl:
     return acl(TRANSACTIONAL_ID, prefix, Operation.WRITE)._replace(pattern_type=PatternType.PREFIXED)
 
 
-@pytest.mark.parametrize("has_transaction", [False, True])
-def test_a_batch_of_another_query_is_not_decided(has_transaction: bool) -> None:
-    room = Room(acl(TRANSACTIONAL_ID, "x", Operation.WRITE), of_queries("mansio-spark:own:"))
-    own = [TaskTransaction("x", *room.begin())] if has_transaction else []
-    with pytest.raises(TransactionalIdAuthorizationFailed):
-        room.run(room.service.commit_batch("other", 9, own, is_commit=True, caller=ALICE))
-    room.run(room.service.commit_batch("other", 1, [], is_commit=True, caller=PEER))  # after 9 it was refused
-
-
 def test_the_right_for_the_ids_of_its_tasks_is_enough_for_a_query() -> None:
     room = Room(of_queries("mansio-spark:"), acl(TOPIC, "a", Operation.WRITE))
     assert room.run(room.service.find_coordinator("q", caller=ALICE)) is None
@@ -112,6 +108,35 @@ def test_the_right_for_the_ids_of_its_tasks_is_enough_for_a_query() -> None:
     batch = [TaskTransaction(name, *producer)]
     room.run(room.service.commit_batch("q", 1, batch, is_commit=True, caller=ALICE))
     assert room.run(room.service.describe(name, caller=ALICE)).state != "Ongoing"
+
+
+def test_the_decision_about_a_batch_needs_the_right_for_its_query() -> None:
+    mine, other = task_transactional_id("mine", 0, 0), task_transactional_id("other", 0, 0)
+    room = Room(Acl(TRANSACTIONAL_ID, PatternType.PREFIXED, transactional_id_prefix("mine"), *ALICE_WRITES))
+    producer = room.begin(mine)
+    room.run(room.service.prepare(mine, *producer, caller=PEER))
+    named = [TaskTransaction(mine, *producer)]
+    decisions = room.service._coordinator.store.decisions.entries
+
+    def commit(query_id: str, batch_id: int, transactions: list[TaskTransaction], **more: Any) -> None:
+        room.run(
+            room.service.commit_batch(query_id, batch_id, transactions, is_commit=True, caller=ALICE, **more)
+        )
+
+    for transactions in ([], named):
+        with pytest.raises(TransactionalIdAuthorizationFailed):
+            commit("other", 10**12, transactions)
+    with pytest.raises(TransactionalIdAuthorizationFailed):
+        commit("mine", 1, [TaskTransaction(other, *producer)])
+    with pytest.raises(InvalidRequest, match="names no transaction"):
+        commit("mine", 1, [])
+    room.authorizer.add(acl(TRANSACTIONAL_ID, "x", Operation.WRITE))
+    for where in ({}, {"abandoned": [TaskTransaction("x", *producer)]}):
+        with pytest.raises(InvalidRequest, match="is not a transactional id of the query"):
+            commit("mine", 1, [] if where else [TaskTransaction("x", *producer)], **where)
+    assert not decisions
+    commit("mine", 1, named)
+    assert set(decisions) == {"mine"}
 
 
 def test_with_the_right_a_transaction_is_initialized_and_ended() -> None:

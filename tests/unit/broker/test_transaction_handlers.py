@@ -16,6 +16,7 @@ from mansio.broker.services.transactions.transaction_service import TransactionS
 from mansio.errors import ClusterAuthorizationFailed, CoordinatorNotAvailable, RequestTimedOut
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.query_transactional_ids import task_transactional_id
 from support.listeners import served_listener
 from unit.broker.transactions_fixtures import CoordinatorRoom
 
@@ -294,14 +295,17 @@ def task_fields(name: str, producer: tuple[int, int]) -> dict[str, Any]:
     return {"transactional_id": name, "producer_id": producer[0], "producer_epoch": producer[1]}
 
 
+TASK = task_transactional_id("q", 0, 0)
+
+
 def test_a_transaction_is_prepared_and_its_batch_committed() -> None:
     server = Server()
-    producer = server.room.begin()
-    server.room.add(producer)
-    named = task_fields("orders", producer)
+    producer = server.room.begin(TASK)
+    server.room.add(producer, name=TASK)
+    named = task_fields(TASK, producer)
     for _ in range(2):
         assert server.ask(20_112, 0, **named).error_code == OK
-    [described] = server.ask(65, 0, transactional_ids=["orders"]).transaction_states
+    [described] = server.ask(65, 0, transactional_ids=[TASK]).transaction_states
     assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", 2**31 - 1)
     for _ in range(2):
         answer = server.ask(
@@ -309,34 +313,34 @@ def test_a_transaction_is_prepared_and_its_batch_committed() -> None:
         )
         assert answer.error_code == OK
     server.room.run_for()
-    assert server.room.state() == "CompleteCommit"
-    [described] = server.ask(65, 0, transactional_ids=["orders"]).transaction_states
+    assert server.room.state(TASK) == "CompleteCommit"
+    [described] = server.ask(65, 0, transactional_ids=[TASK]).transaction_states
     assert described.transaction_timeout_ms == 60_000
 
 
 def test_a_batch_is_aborted() -> None:
     server = Server()
-    producer = server.room.begin()
-    server.room.add(producer)
-    named = task_fields("orders", producer)
+    producer = server.room.begin(TASK)
+    server.room.add(producer, name=TASK)
+    named = task_fields(TASK, producer)
     answer = server.ask(
         20_113, 0, query_id="q", batch_id=0, committed=False, transactions=[], abandoned=[named]
     )
     assert answer.error_code == OK
     server.room.run_for()
-    assert server.room.state() == "CompleteAbort"
+    assert server.room.state(TASK) == "CompleteAbort"
 
 
 def test_refused_preparations_and_commits_say_why() -> None:
     server = Server()
-    producer = server.room.begin()
-    named = task_fields("orders", producer)
+    producer = server.room.begin(TASK)
+    named = task_fields(TASK, producer)
     answer = server.ask(20_112, 0, **named)
     assert (answer.error_code, answer.error_message) == (
         INVALID_STATE,
         "the transaction is in state Empty",
     )
-    answer = server.ask(20_112, 0, **task_fields("orders", (producer[0], 7)))
+    answer = server.ask(20_112, 0, **task_fields(TASK, (producer[0], 7)))
     assert answer.error_code == FENCED
     answer = server.ask(
         20_113, 0, query_id="q", batch_id=3, committed=True, transactions=[named], abandoned=[]

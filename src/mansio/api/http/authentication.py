@@ -59,11 +59,10 @@ def session_of_request(request: Request) -> ClientSession:
 
 
 def may_see_names(request: Request, may_describe: Callable[[Caller], bool]) -> bool:
-    """Whether the client of a request may see the names of topics and groups in health checks and metrics. On a
-    listener that authenticates its clients, `may_describe` decides it for the caller."""
-    if _SESSION not in request.scope:
-        return True
-    session: ClientSession | None = request.scope[_SESSION]
+    """Whether the client of a request may see the names of topics and groups in health checks and metrics, which
+    `may_describe` decides for the caller: on a listener without authentication for the anonymous user. A probe without
+    credentials, on one with authentication, may not."""
+    session: ClientSession | None = request.scope.get(_SESSION, ANONYMOUS_SESSION)
     address = request.client
     return session is not None and may_describe(
         Caller(session, address="" if address is None else address.host)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.broker.routing.caller import Caller
     from mansio.ports import Background, Clock, Disk, Scheduler
-    from mansio.state.authorization.acls import Operation, ResourceType
+    from mansio.state.authorization.acls import Operation
 
 V = TypeVar("V", bound=LogView[Any])
 
@@ -21,8 +21,10 @@ V = TypeVar("V", bound=LogView[Any])
 class Rights(Protocol):
     """The part of `Authorization` that services of features use."""
 
-    def check(self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str) -> None: ...
-    def owner_of(self, caller: Caller) -> str: ...
+    def check_topic_id(
+        self, caller: Caller, operation: Operation, topic_id: bytes, name_of: Callable[[bytes], str | None]
+    ) -> None: ...
+    def owner_of(self, caller: Caller, topic: str) -> str: ...
 
 
 def _everyone_may(_owner: str, _topic: str) -> bool:

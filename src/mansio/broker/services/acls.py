@@ -137,7 +137,8 @@ class AclService:
     async def create_each(
         self, items: Sequence[Acl | MansioError], *, caller: Caller
     ) -> list[MansioError | None]:
-        """Add ACLs; those that exist stay as they are. Return the error of each item, or None. An item may be the error
+        """Add ACLs. Those that exist are written again: another broker may have deleted them, and this one not have
+        learned it. Return the error of each item, or None. An item may be the error
         for which it is no ACL; a caller without the right does not learn it.
 
         Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `PolicyViolation` for too many ACLs, `Unavailable`,
@@ -148,18 +149,14 @@ class AclService:
             self._check(caller, Operation.ALTER)
             if (refused := too_many_items(len(items))) is not None:
                 raise copied(refused)
-            acls = [item for item in items if not isinstance(item, MansioError)]
-            new = {
-                key: acl
-                for key, acl in ((acl_key(keys, acl), acl) for acl in acls)
-                if key not in self._state.acls
-            }
+            wanted = {acl_key(keys, item): item for item in items if not isinstance(item, MansioError)}
+            new = {key: acl for key, acl in wanted.items() if key not in self._state.acls}
             if self.acl_count + len(new) > ACLS_MAX:
                 raise PolicyViolation(f"there may be {ACLS_MAX} ACLs, and {self.acl_count} exist")
         except MansioError as error:
             return [without_traceback(error)] * len(items)
         writer = new_writer_id(self._random)
-        puts = [Put(key, metadata_store.encode(acl_document(acl), writer)) for key, acl in new.items()]
+        puts = [Put(key, metadata_store.encode(acl_document(acl), writer)) for key, acl in wanted.items()]
         errors = await self._write(puts)
         for key, acl in new.items():
             if key not in errors:
@@ -170,25 +167,35 @@ class AclService:
         self, filters: Sequence[AclFilter], *, caller: Caller
     ) -> list[list[Acl] | MansioError]:
         """Delete the ACLs that each filter selects. Return them for each filter, or its error; ACLs may be deleted even
-        then.
+        then. ACLs that another broker has added before the call are selected, too.
 
         Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `InvalidRequest`, `PolicyViolation` for too many
-        filters, `Unavailable`, `StorageError`.
+        filters, or if they select more than `ACLS_MAX` ACLs together, `Unavailable`, `StorageError`.
         """
         try:
             self._check(caller, Operation.ALTER)
             if (refused := too_many_items(len(filters))) is not None:
                 raise copied(refused)
+            await self._state.catch_up(self._scheduler)
         except MansioError as error:
             return [without_traceback(error)] * len(filters)
         selected: list[list[Acl] | MansioError] = []
+        selected_count = 0
         turns = ItemTurns(self._scheduler)
         for each in filters:
             await turns.next(1 + self.acl_count)
             try:
-                selected.append(self._select(each))
+                found = self._select(each)
             except MansioError as error:
                 selected.append(without_traceback(error))
+                continue
+            selected_count += len(found)
+            if selected_count > ACLS_MAX:
+                too_many = PolicyViolation(
+                    f"the filters of one request may select {ACLS_MAX} ACLs together; nothing was deleted"
+                )
+                return [too_many] * len(filters)
+            selected.append(found)
         deleted = dict.fromkeys(acl for acls in selected if isinstance(acls, list) for acl in acls)
         keys = {acl: acl_key(self._state.keys, acl) for acl in deleted}
         errors = await self._write([Delete(key) for key in keys.values()])

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID
 
 from mansio.errors import (
     AuthorizationFailed,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.state.authorization.authorizer import Authorizer, Requester
 
     OnRefusal = Callable[[Caller, Operation, ResourceType, str], None]
+    NameOf = Callable[[bytes], str | None]
 
 REQUESTERS_KEPT_MAX: Final = 4_096
 
@@ -126,14 +128,31 @@ class Authorization:
         if not self.allows(caller, operation, resource_type, name):
             raise self.refusal(caller, operation, resource_type, name)
 
+    def check_topic_id(self, caller: Caller, operation: Operation, topic_id: bytes, name_of: NameOf) -> None:
+        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic with an id. An id without a
+        topic is not refused: another error tells it. `name_of`: returns the name of the topic with an id, or None. The
+        error has the id only, because the caller may not know the name."""
+        name = name_of(topic_id)
+        if name is not None and not self.allows(caller, operation, ResourceType.TOPIC, name):
+            raise self.refusal(caller, operation, ResourceType.TOPIC, name, known_as=_id_text(topic_id))
+
     def refusal(
-        self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str
+        self,
+        caller: Caller,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        known_as: str | None = None,
     ) -> AuthorizationFailed:
-        """Report that a caller is refused an operation on a resource, and return the error."""
+        """Report that a caller is refused an operation on a resource, and return the error. `known_as`: what the caller
+        has named instead of the name, which is not in the error then."""
         self._report_refusal(caller, operation, resource_type, name)
         kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
         what = resource_type.name.replace("_", " ").lower()
-        return kind(f"{caller.session.principal} is not allowed to {operation.name} the {what} {name}")
+        return kind(
+            f"{caller.session.principal} is not allowed to {operation.name} the {what} {known_as or name}"
+        )
 
     def check_cluster(self, caller: Caller, operation: Operation) -> None:
         """Raise `ClusterAuthorizationFailed` unless a caller may do an operation on the cluster."""
@@ -256,13 +275,23 @@ class Authorization:
         requester = requester_of(caller)
         return (authorizer.authorized_operations(requester, resource_type, name) for name in names)
 
-    def owner_of(self, caller: Caller) -> str:
-        """Return who has named a target to which records are written later, as it is stored with the target: host and
-        principal; "" for a broker, and without an authorizer."""
+    def owner_of(self, caller: Caller, topic: str) -> str:
+        """Return who has named a topic to which records are written later, as it is stored with the name: host and
+        principal; "" for a broker, and without an authorizer.
+
+        Raises `TopicAuthorizationFailed` unless the caller may WRITE to the topic with the groups of its session, which
+        may deny it, and without them, because `owner_may_write` does not know them."""
         session = caller.session
-        return (
-            "" if self._authorizer is None or session.is_broker else f"{caller.address} {session.principal}"
-        )
+        if self._authorizer is None or session.is_broker:
+            return ""
+        self.check(caller, Operation.WRITE, ResourceType.TOPIC, topic)
+        owner = f"{caller.address} {session.principal}"
+        if not owner_may_write(self._authorizer, owner, topic):
+            refused = self.refusal(caller, Operation.WRITE, ResourceType.TOPIC, topic)
+            raise type(refused)(
+                f"{refused.message} without its groups, which do not count for what is written later"
+            )
+        return owner
 
     def decide(
         self, requester: Requester, operation: Operation, resource_type: ResourceType, name: str
@@ -313,16 +342,8 @@ class Grants:
         for names in (self.readable, self.writable, self.groups, self.transactional_ids):
             names.clear()
 
-    def may_read(self, topic: str, topic_id: bytes | None = None) -> bool:
-        """Whether the caller may read a topic. `topic_id`: the key in `readable` if the caller names it so."""
-        return self._ask(self.readable, Operation.READ, ResourceType.TOPIC, topic, topic_id)
-
-    def may_write(self, topic: str, topic_id: bytes | None = None) -> bool:
-        """Whether the caller may write to a topic. `topic_id`: the key in `writable` if the caller names it so."""
-        return self._ask(self.writable, Operation.WRITE, ResourceType.TOPIC, topic, topic_id)
-
     def check_group(self, group_id: str, api: str) -> None:
-        """Raise `GroupAuthorizationFailed` unless the caller may read in a group. `api`: see `topic_refusal`."""
+        """Raise `GroupAuthorizationFailed` unless the caller may read in a group. `api`: see `topic_error`."""
         if not self._ask(self.groups, Operation.READ, ResourceType.GROUP, group_id):
             raise self._refusal(Operation.READ, ResourceType.GROUP, group_id, api)
 
@@ -332,15 +353,34 @@ class Grants:
         if not self._ask(self.transactional_ids, Operation.WRITE, kind, transactional_id):
             raise self._refusal(Operation.WRITE, kind, transactional_id, "PRODUCE")
 
-    def topic_refusal(self, operation: Operation, topic: str, api: str) -> MansioError:
-        """Report that the caller is refused an operation on a topic, and return the error, as a result. `api`: what it
-        asks for, for the audit."""
-        return without_traceback(self._refusal(operation, ResourceType.TOPIC, topic, api))
+    def topic_error(
+        self, operation: Operation, topic: str | None, topic_id: bytes | None, name_of: NameOf, api: str
+    ) -> MansioError | None:
+        """Return the error of a topic that the caller may not READ or WRITE, and report it. None if the caller may, or
+        if no topic has the id, which another error tells it. The topic is given by name or by id, which is the key in
+        the set then; `name_of` and the error: see `Authorization.check_topic_id`. `api`: what the caller asks for, for
+        the audit."""
+        known_as = None
+        name = topic
+        if name is None:
+            if topic_id is None or (name := name_of(topic_id)) is None:
+                return None
+            known_as = _id_text(topic_id)
+        kept = self.writable if operation is Operation.WRITE else self.readable
+        if self._ask(kept, operation, ResourceType.TOPIC, name, topic_id if topic is None else None):
+            return None
+        return without_traceback(self._refusal(operation, ResourceType.TOPIC, name, api, known_as))
 
     def _refusal(
-        self, operation: Operation, resource_type: ResourceType, name: str, api: str
+        self,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        api: str,
+        known_as: str | None = None,
     ) -> AuthorizationFailed:
-        return self._authorization.refusal(replace(self.caller, api=api), operation, resource_type, name)
+        caller = replace(self.caller, api=api)
+        return self._authorization.refusal(caller, operation, resource_type, name, known_as=known_as)
 
     def _ask(
         self,
@@ -368,6 +408,10 @@ def owner_may_write(authorizer: Authorizer | None, owner: str, topic: str) -> bo
     host, _, principal = owner.partition(" ")
     requester = _requester(principal.removeprefix("User:"), host, ())
     return authorizer.allows(requester, Operation.WRITE, ResourceType.TOPIC, topic)
+
+
+def _id_text(topic_id: bytes) -> str:
+    return str(UUID(bytes=topic_id))
 
 
 def requester_of(caller: Caller) -> Requester:

@@ -106,12 +106,6 @@ class ConfigService:
         else:
             self._authorization.check_cluster(caller, operation)
 
-    def _owner_for(self, caller: Caller, topic: str) -> str:
-        """Return what is stored as the owner of a topic to which records are written later because the caller has named
-        it. Raises `TopicAuthorizationFailed` unless it may write to the topic."""
-        self._authorization.check(caller, Operation.WRITE, acls.ResourceType.TOPIC, topic)
-        return self._authorization.owner_of(caller)
-
     def describe(self, queries: Iterable[ConfigQuery], *, caller: Caller) -> Iterator[ResourceConfigs]:
         """Yield the settings of each resource with source and type, as they are when the result is taken; identical
         queries have one result. Errors in the results: `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`,
@@ -214,7 +208,7 @@ class ConfigService:
                 changes,
                 replace=replace,
                 validate_only=validate_only,
-                owner_for=partial(self._owner_for, caller),
+                owner_for=partial(self._authorization.owner_of, caller),
             )
         else:
             raise InvalidRequest(

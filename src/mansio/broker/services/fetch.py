@@ -341,12 +341,9 @@ class FetchService:
     def _refusal(
         self, grants: Grants | None, topic: str | None, topic_id: bytes | None
     ) -> MansioError | None:
-        """Return the error of the partitions of a topic that the client may not read; None if it may, or if no topic
-        has the id, which another error tells it."""
-        name = self._partitions.name_of(topic_id) if topic is None else topic
-        if grants is None or name is None or grants.may_read(name, topic_id if topic is None else None):
+        if grants is None:
             return None
-        return grants.topic_refusal(Operation.READ, name, "FETCH")
+        return grants.topic_error(Operation.READ, topic, topic_id, self._partitions.name_of, "FETCH")
 
     def _read_for_follower(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool

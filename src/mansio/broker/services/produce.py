@@ -282,12 +282,9 @@ class ProduceService:
     def _refusal(
         self, grants: Grants | None, topic: str | None, topic_id: bytes | None
     ) -> MansioError | None:
-        """Return the error of the batches of a topic to which the client may not write; None if it may, or if no topic
-        has the id, which another error tells it."""
-        name = self._partitions.name_of(topic_id) if topic is None else topic
-        if grants is None or name is None or grants.may_write(name, topic_id if topic is None else None):
+        if grants is None:
             return None
-        return grants.topic_refusal(Operation.WRITE, name, "PRODUCE")
+        return grants.topic_error(Operation.WRITE, topic, topic_id, self._partitions.name_of, "PRODUCE")
 
     def _append_processed(
         self,

@@ -178,8 +178,8 @@ def commit_batch(
     """Commit the transactions of a batch, all or none, and abort the abandoned ones. If the batch is decided already,
     those transactions that its decision does not commit are aborted. Raises the brokers' errors."""
     if len(abandoned) > ABORTS_PER_REQUEST:
-        abort_batch(client, query_id, abandoned)
-        abandoned = ()
+        abort_batch(client, query_id, abandoned[ABORTS_PER_REQUEST:])
+        abandoned = abandoned[:ABORTS_PER_REQUEST]
     _request_batch(client, query_id, batch_id, transactions, abandoned, is_commit=True)
 
 

@@ -100,7 +100,7 @@ def produce(
             allow_zstd=version >= ZSTD_VERSION_MIN,
             client=connection,
             was_tried=was_tried,
-            is_broker=connection.peer is not None,
+            is_broker=_is_broker(service, connection),
         )
         results = pending.results
     if rejection is None:
@@ -136,6 +136,13 @@ def produce(
         partial(_respond, service, connection, version, header.correlation_id, throttle_ms),
     )
     return None
+
+
+def _is_broker(service: BrokerServices, connection: Connection) -> bool:
+    """Whether the session of a broker, which is still registered, sends a request for itself. A request that a broker
+    has forwarded comes from a client."""
+    peer = connection.peer
+    return peer is not None and not connection.is_forwarded and service.authenticator.is_current_session(peer)
 
 
 def _renew_template(

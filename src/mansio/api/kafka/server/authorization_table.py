@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config.config_def import ResourceType as ConfigResourceType
+from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import InvalidRequest
 from mansio.state.authorization.acl_words import acl_text, word_of
 from mansio.state.authorization.acls import CLUSTER_NAME, ResourceType, checked_acl
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
     from mansio.state.authorization.acls import Acl
 
-CHANGES_MAX: Final = 200
-"""Number of changes of one request that are reported."""
+CHANGES_MAX: Final[Mapping[int, int]] = {ApiKey.CREATE_ACLS: ITEMS_MAX, ApiKey.DELETE_ACLS: ITEMS_MAX}
+"""Number of changes of one request that are reported by name; the others are counted. Of ACLs, it is that of all items
+that a request may have."""
+
+OTHER_CHANGES_MAX: Final = 200
+"""The same for other APIs."""
 
 _TOPIC: Final = word_of(ResourceType.TOPIC)
 _GROUP: Final = word_of(ResourceType.GROUP)

@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections import Counter
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.large_requests import on_thread
-from mansio.api.kafka.server.authorization_table import ADMINISTRATIVE, CHANGES_MAX, changes_of
+from mansio.api.kafka.server.authorization_table import (
+    ADMINISTRATIVE,
+    CHANGES_MAX,
+    OTHER_CHANGES_MAX,
+    changes_of,
+)
 from mansio.errors import AuthorizationFailed, MansioError, WireError
 from mansio.logs import fields as fields_of_event
+from mansio.state.audit.audit_merger import OTHER_RESOURCES
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 
@@ -126,10 +133,18 @@ class RequestRouter:
         if not isinstance(fields, bytes):
             self._service.statistics.count_errors(context.api_key, fields)
             if context.api_key in ADMINISTRATIVE and self._service.audit.is_enabled:
-                caller = context.caller
-                for change in islice(changes_of(context.api_key, request, fields), CHANGES_MAX):
-                    self._service.audit.report_change(caller, *change)
+                self._report_changes(request, context, fields)
         return fields
+
+    def _report_changes(
+        self, request: Struct | bytes, context: RequestContext, fields: Mapping[str, Any]
+    ) -> None:
+        audit, caller = self._service.audit, context.caller
+        changes = changes_of(context.api_key, request, fields)
+        for change in islice(changes, CHANGES_MAX.get(context.api_key, OTHER_CHANGES_MAX)):
+            audit.report_change(caller, *change)
+        for resource_type, count in Counter(change.resource_type for change in changes).items():
+            audit.report_change(caller, resource_type, OTHER_RESOURCES, event_count=count)
 
     def _find(self, api_key: int) -> Handler:
         name = SUPPORTED_APIS[ApiKey(api_key)].handler

@@ -18,7 +18,7 @@ from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import result_within, yield_to_loop
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
 
@@ -177,11 +177,7 @@ class DelayService:
         return results
 
     def _check(self, caller: Caller, operation: Operation, topic_id: bytes) -> None:
-        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic with this id, if there is
-        one."""
-        name = self._partitions.name_of(topic_id)
-        if name is not None:
-            self._authorization.check(caller, operation, ResourceType.TOPIC, name)
+        self._authorization.check_topic_id(caller, operation, topic_id, self._partitions.name_of)
 
     async def _list_one(self, query: DelayQuery, bytes_max: int) -> tuple[PendingPage, int]:
         """Return a result, and the size of its keys, values and headers."""

@@ -26,7 +26,7 @@ from mansio.errors import (
 )
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import result_within, yield_to_loop
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
@@ -133,11 +133,7 @@ class ScheduleService:
         return results
 
     def _check(self, caller: Caller, operation: Operation, topic_id: bytes) -> None:
-        """Raise `TopicAuthorizationFailed` unless a caller may do an operation on the topic with this id, if there is
-        one."""
-        name = self._partitions.name_of(topic_id)
-        if name is not None:
-            self._authorization.check(caller, operation, ResourceType.TOPIC, name)
+        self._authorization.check_topic_id(caller, operation, topic_id, self._partitions.name_of)
 
     async def _list_one(self, query: ScheduleQuery, times_max: int) -> list[ListedSchedule]:
         partition = self._partitions.find(None, query.topic_id, query.partition)
@@ -178,7 +174,7 @@ class ScheduleService:
         manager = self._find_manager(partition)
         if manager is None:
             raise not_enabled_error(partition.topic)
-        owned = schedule._replace(owner=self._authorization.owner_of(caller))
+        owned = schedule._replace(owner=self._authorization.owner_of(caller, partition.topic))
         await self._change(partition, partial(manager.create, owned), timeout_ms)
 
     async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller) -> None:

@@ -9,8 +9,8 @@ A line is a JSON object. It goes to the file of the setting `audit_log`, or with
 
 Invariants:
 * A line has names and addresses, never a credential, a record or the value of a setting.
-* A client causes at most one line a minute for each principal, API, operation and resource, and a bounded number of
-  them (`AuditMerger`).
+* A client that is refused causes at most one line a minute for each principal, API, operation and resource, and a
+  bounded number of them (`AuditMerger`). Each change has a line, or is counted in one.
 * Nothing waits for the audit, and it refuses nothing: what is lost is counted.
 """
 
@@ -105,12 +105,21 @@ class AuditService:
         if self.is_enabled:  # without an authorizer, keys and tokens are refused what they could create
             self._add(caller, REFUSED, operation.name, _WORDS[resource_type], name)
 
-    def report_change(self, caller: Caller, resource_type: str, name: str) -> None:
-        """Audit that a caller has changed a resource through the API that it names."""
+    def report_change(self, caller: Caller, resource_type: str, name: str, *, event_count: int = 1) -> None:
+        """Audit that a caller has changed a resource through the API that it names, or `event_count` resources, whose
+        name is `OTHER_RESOURCES` then."""
         if self.is_enabled and not caller.session.is_broker:
-            self._add(caller, DONE, "", resource_type, name)
+            self._add(caller, DONE, "", resource_type, name, event_count)
 
-    def _add(self, caller: Caller, outcome: str, operation: str, resource_type: str, name: str) -> None:
+    def _add(
+        self,
+        caller: Caller,
+        outcome: str,
+        operation: str,
+        resource_type: str,
+        name: str,
+        event_count: int = 1,
+    ) -> None:
         if len(name) > TEXT_CHARACTERS_MAX:
             name = _truncated(name)
         kind = EventKind(
@@ -121,7 +130,9 @@ class AuditService:
             resource_type,
             name,
         )
-        line = self._merger.add(kind, caller, self._clock.wall_ms(), is_refusal=outcome == REFUSED)
+        line = self._merger.add(
+            kind, caller, self._clock.wall_ms(), is_refusal=outcome == REFUSED, event_count=event_count
+        )
         if line is not None:
             self._write(line)
             if self._timer is None:
@@ -159,7 +170,7 @@ class AuditService:
             "protocol": listener if listener in OTHER_PROTOCOLS else "kafka",
             "api": kind.api or None,
             "operation": kind.operation or None,
-            "resource_type": kind.resource_type,
+            "resource_type": kind.resource_type or None,
             "resource": kind.resource,
             "address": caller.address,
             "client_id": _truncated(caller.client_id),

@@ -25,6 +25,7 @@ from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_D
 from mansio.broker.coordinator.share.share_partitions import merge_slices
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
+    AuthorizationFailed,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     GroupAuthorizationFailed,
@@ -172,18 +173,22 @@ class ShareService:
     def _topic_error(self, caller: Caller, operation: Operation, topic_id: bytes) -> MansioError | None:
         """Return the error of a partition of a topic on which the caller may not do an operation; None if it may, or if
         no topic has the id, which another error tells it."""
+        try:
+            self._authorization.check_topic_id(caller, operation, topic_id, self._topic_name)
+        except AuthorizationFailed as error:
+            return without_traceback(error)
+        return None
+
+    def _may_describe(self, caller: Caller, topic_id: bytes) -> bool:
+        """Whether a list has a topic. What a list leaves out is no refusal."""
         name = self._topic_name(topic_id)
-        kind = ResourceType.TOPIC
-        if name is None or self._authorization.allows(caller, operation, kind, name):
-            return None
-        return without_traceback(self._authorization.refusal(caller, operation, kind, name))
+        return name is None or self._authorization.allows(
+            caller, Operation.DESCRIBE, ResourceType.TOPIC, name
+        )
 
     def read_error(self, grants: Grants, topic_id: bytes, api: str) -> MansioError | None:
         """As `_topic_error`, for READ, and remembers in `grants.readable` that the caller may."""
-        name = self._topic_name(topic_id)
-        if name is None or grants.may_read(name, topic_id):
-            return None
-        return grants.topic_refusal(Operation.READ, name, api)
+        return grants.topic_error(Operation.READ, None, topic_id, self._topic_name, api)
 
     # ------------------------------------------------------------------ acknowledging
 
@@ -318,7 +323,7 @@ class ShareService:
             return [
                 self._describe(shares, ranges_max)
                 for shares in loaded[:PARTITIONS_MAX]
-                if self._topic_error(caller, Operation.DESCRIBE, shares.leaders[0].key.topic_id) is None
+                if self._may_describe(caller, shares.leaders[0].key.topic_id)
             ]
         if len(partitions) > PARTITIONS_MAX:
             raise InvalidRequest(f"{len(partitions)} partitions; at most {PARTITIONS_MAX} per request")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
 from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.config.topic_names import OFFSETS_TOPIC
-from mansio.errors import OperationNotAttempted, TopicAuthorizationFailed
+from mansio.errors import InvalidRequest, OperationNotAttempted, TopicAuthorizationFailed
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
-from mansio.wire.query_transactional_ids import transactional_id_prefix
+from mansio.wire.query_transactional_ids import query_id_of, transactional_id_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -240,14 +240,21 @@ class TransactionService:
     ) -> None:
         """Commit the transactions of a batch, all or none, and abort the abandoned ones. With `is_commit` false, or if
         the batch is decided already, the transactions that no decision commits are aborted. Returns when all of them
-        are ended. Idempotent. Needs WRITE for the transactions, and for the transactional ids of the query's tasks: who
-        decides a batch decides whether the query can commit it.
+        are ended. Idempotent. The caller may WRITE the `transactional_id_prefix` of the query, because the decision
+        binds it, and each transactional id.
 
-        Raises `InvalidTxnState` if a transaction has ended otherwise, or if a later batch is decided, and
-        `ConcurrentTransactions` while another request of the query is processed."""
+        Raises `InvalidTxnState` if a transaction has ended otherwise, or if a later batch is decided,
+        `ConcurrentTransactions` while another request of the query is processed, and `InvalidRequest` without any
+        transaction, or for one that is not of the query."""
         self._check(caller, transactional_id_prefix(query_id))
         for each in chain(transactions, abandoned):
             self._check(caller, each.transactional_id)
+            if query_id_of(each.transactional_id) != query_id:
+                raise InvalidRequest(
+                    f"{each.transactional_id!r} is not a transactional id of the query {query_id!r}"
+                )
+        if not transactions and not abandoned:
+            raise InvalidRequest("the request names no transaction")
         if is_commit:
             await self._batches.commit(query_id, batch_id, transactions, abandoned)
         else:
