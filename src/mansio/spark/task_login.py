@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -77,7 +77,6 @@ _LOGIN_FIELDS: Final = (
     "api_key",
     "key_password",
 )
-_NO_LOGIN: Final = {one.name: one.default for one in fields(SecuritySettings) if one.name in _LOGIN_FIELDS}
 _REFUSALS: Final = (
     AuthenticationFailed,
     DelegationTokenAuthDisabled,
@@ -95,7 +94,7 @@ _refused: set[tuple[str, SecuritySettings]] = set()
 
 def without_login(security: SecuritySettings) -> SecuritySettings:
     """Return the settings without passwords and what belongs to them."""
-    return replace(security, **_NO_LOGIN)
+    return with_login(security, SecuritySettings())
 
 
 def with_login(security: SecuritySettings, login: SecuritySettings | None) -> SecuritySettings:

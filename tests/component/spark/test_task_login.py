@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -207,12 +207,12 @@ def test_the_token_of_another_user_is_not_taken(broker: SaslBroker) -> None:
 def test_a_token_is_renewed_with_the_same_secret_and_replaced_before_it_ends_for_good(
     broker: SaslBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Later(datetime):
+    class Later:
         by = timedelta()
 
         @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + cls.by
+        def now(cls, zone: tzinfo) -> datetime:
+            return datetime.now(zone) + cls.by
 
     monkeypatch.setattr(module, "datetime", Later)
     first = login(broker)
