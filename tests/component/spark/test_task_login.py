@@ -16,7 +16,12 @@ from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import mansio.blocking
-from mansio.errors import ConfigError, DelegationTokenAuthDisabled, SaslAuthenticationFailed
+from mansio.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    DelegationTokenAuthDisabled,
+    SaslAuthenticationFailed,
+)
 from mansio.net.security_settings import SecuritySettings
 from mansio.spark import task_login as module
 from mansio.spark.data_source import MansioSource
@@ -193,6 +198,16 @@ def test_all_batches_of_a_user_share_one_token_until_it_is_deleted(broker: SaslB
         assert shared.renewers == (USER,)
         client.admin.tokens.expire(shared.hmac)
         assert login(broker).user not in (first.user, USER)
+
+
+def test_a_task_whose_token_was_deleted_fails_with_the_reason(broker: SaslBroker) -> None:
+    planned = reader(broker)
+    inputs = planned.partitions()
+    with connect(broker) as client:
+        client.admin.tokens.expire(tokens(broker)[0].hmac)
+    close_sync_clients()
+    with pytest.raises(AuthenticationFailed, match="refused delegation token"):
+        read_all(planned, inputs)
 
 
 def test_the_token_of_another_user_is_not_taken(broker: SaslBroker) -> None:
