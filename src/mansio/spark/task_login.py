@@ -19,8 +19,8 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -207,14 +207,9 @@ async def _wait_until_accepted(bootstrap_servers: str, login: SecuritySettings) 
     `AuthenticationFailed` if one refuses it for long, `UnsupportedSaslMechanism` if a listener has no SCRAM."""
     cluster = await _retried(partial(open_cluster, bootstrap_servers, login))
     try:
-        for result in await asyncio.gather(
-            *(_retried(partial(cluster.connection, node_id)) for node_id in cluster.nodes),
-            return_exceptions=True,
-        ):
-            if isinstance(result, BaseException) and not isinstance(
-                result, (ConnectionLost, RequestTimedOut)
-            ):
-                raise result
+        for node_id in list(cluster.nodes):
+            with suppress(ConnectionLost, RequestTimedOut):
+                await _retried(partial(cluster.connection, node_id))
     finally:
         await cluster.close()
 
