@@ -3,9 +3,9 @@ password.
 
 The driver passes it with each batch: in the inputs of the source's tasks, and in the writer, which Spark pickles for
 each batch. The tokens of a user for Spark are those of which it is owner, requester and the only renewer, which adds no
-right. The brokers list them with their secrets to this user only, so all drivers of a user share one, and need no
-state: for each batch the driver lists them and takes one, renews it if less than half of its time is left (with the
-same secret), and creates another one before the maximum lifetime ends.
+right. The brokers tell this user their secrets, so all drivers of a user share one, and need no state: for each batch
+the driver lists them and takes one, renews it if less than half of its time is left (with the same secret), and creates
+another one before the maximum lifetime ends.
 
 Without a password of a user, without delegation tokens in the cluster, or if the brokers refuse one, the tasks log in
 as the driver does.
