@@ -77,7 +77,14 @@ def test_tasks_of_reads_writes_and_streams_log_in_with_one_token(
             assert query.awaitTermination(int(scaled(DEADLINE_S)))
             assert query.exception() is None
             (token,) = client.admin.tokens.list()
-        shown = plans(read) + "".join(one.json for one in query.recentProgress) + "".join(capfd.readouterr())
+            copy = spark.read.format("mansio").options(**options, subscribe="copy").load()
+            assert copy.count() == ROWS
+            shown = (
+                plans(read)
+                + plans(copy)
+                + "".join(one.json for one in query.recentProgress)
+                + "".join(capfd.readouterr())
+            )
     assert {api: log_ins[api] for api in OF_TASKS} == {api: {token.token_id} for api in OF_TASKS}
     assert log_ins[ApiKey.CREATE_DELEGATION_TOKEN] == {""}
     stored = b"".join(path.read_bytes() for path in (tmp_path / "checkpoint").rglob("*") if path.is_file())
