@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         ShareMember,
         ShareOffset,
     )
-    from mansio.client.admin.tokens import DelegationToken, TokenAdmin
+    from mansio.client.admin.tokens import TokenAdmin
     from mansio.client.admin.transactions import (
         HangingTransaction,
         PartitionProducer,
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from mansio.errors import DelayNotOffered, LeaseLost, MansioError
+    from mansio.net.delegation_tokens import DelegationToken
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
@@ -211,7 +212,6 @@ _SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
 _TRANSACTIONS = "mansio.client.admin.transactions"
 _TYPES = "mansio.client.types"
-_TOKENS = "mansio.client.admin.tokens"
 _USERS = "mansio.client.admin.users"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
@@ -296,9 +296,9 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
-    "DelegationToken": _TOKENS,
+    "DelegationToken": "mansio.net.delegation_tokens",
     "SqsAccessKey": _USERS,
-    "TokenAdmin": _TOKENS,
+    "TokenAdmin": "mansio.client.admin.tokens",
     "TokenProvider": "mansio.net.token_credentials",
     "User": _USERS,
     "UserAdmin": _USERS,

@@ -81,7 +81,7 @@ class SaslCredentials:
     @property
     def subject(self) -> str:
         """Who is refused, in errors."""
-        return f"user {self.user!r}"
+        return f"delegation token {self.user!r}" if self.is_token else f"user {self.user!r}"
 
     async def new_token(self) -> str:
         """Return "": passwords need no token."""

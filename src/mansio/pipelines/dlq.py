@@ -26,6 +26,7 @@ from mansio.net.contexts import resolve_security
 from mansio.net.redrive import RedriveCounts, SharePartitionId, offset_ranges, redrive_records
 from mansio.pipelines.dead_letter_causes import cause_of
 from mansio.spark.sync_client import sync_client
+from mansio.spark.task_login import task_login, with_login
 from mansio.wire.internal_records.dead_letter_headers import parse_dead_letter_headers
 from mansio.wire.topic_partition import TopicPartition
 
@@ -225,7 +226,9 @@ class DeadLetterAnalysis:
         wanted = wanted.repartition(1) if rate else wanted.repartition(*SHARE_PARTITION_COLUMNS)
         ordered = wanted.sortWithinPartitions(*SHARE_PARTITION_COLUMNS, "offset")
         # The executors have neither the environment nor the contexts of the driver.
-        brokers = Brokers(self._bootstrap_servers, resolve_security(self._bootstrap_servers))
+        security = resolve_security(self._bootstrap_servers)
+        login = task_login(self._bootstrap_servers, security)
+        brokers = Brokers(self._bootstrap_servers, with_login(security, login))
         task = partial(redrive_rows, brokers, redrive_id, rate, dry_run)
         results = (
             ordered.select(*SHARE_PARTITION_COLUMNS, "offset").mapInArrow(task, REDRIVE_COLUMNS).collect()

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
-
 from mansio.errors import ConfigError
+from mansio.spark.planned_source import PlannedSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from mansio.spark.options import SourceOptions
 
 
-class MansioSource(DataSource):
+class MansioSource(PlannedSource):
     """Spark data source that reads and writes topics."""
 
     @classmethod
@@ -59,6 +58,7 @@ class MansioSource(DataSource):
         """Return the reader of a batch query (`spark.read`)."""
         from mansio.spark.source.readers import BatchReader
 
+        self._begin_plan()
         options = with_decoded_types(self._source_options(), schema)
         if options.is_table:
             from mansio.spark.source.archived_topic import TopicTableReader
@@ -71,6 +71,7 @@ class MansioSource(DataSource):
         from mansio.spark.source.readers import StreamReader
         from mansio.spark.spark_versions import adapt_stream_reader
 
+        self._begin_plan()
         options = with_decoded_types(self._source_options(streaming=True), schema)
         return adapt_stream_reader(StreamReader(options, checked_columns(options, schema)))
 

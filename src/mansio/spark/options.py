@@ -25,7 +25,13 @@ from mansio.net.security_settings import SecuritySettings
 from mansio.schemas.formats import FORMATS, ColumnFormat
 from mansio.schemas.registry import RegistryCredentials, checked_url
 from mansio.spark.arrow.schema import select_columns
-from mansio.spark.security_options import KAFKA_OPTIONS, REFUSED_OPTIONS, SECURITY_OPTIONS, parse_security
+from mansio.spark.security_options import (
+    CREATE_TOKEN_OPTION,
+    KAFKA_OPTIONS,
+    REFUSED_OPTIONS,
+    SECURITY_OPTIONS,
+    parse_security,
+)
 from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
@@ -238,6 +244,8 @@ class SourceOptions:
     """Warehouse of the topic's archive: archived records are read from it, the others from the log."""
     catalog: str | None = None
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    creates_token: bool | None = None
+    """Whether tasks log in with a delegation token that the driver gets; None: if it can get one."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
@@ -276,6 +284,7 @@ class SourceOptions:
             warehouse=(raw.text("warehouse") or "").strip(),
             catalog=raw.text("catalog"),
             security=raw.security(),
+            creates_token=raw.optional_flag(CREATE_TOKEN_OPTION),
         )
         _check_table_options(raw, parsed, streaming=streaming)
         if parsed.aligned is not None and parsed.offsets_per_trigger_max is None:
@@ -313,6 +322,8 @@ class SinkOptions:
     """Identity of the writes of a program, in `foreachBatch`: with it, a batch id is written once."""
     batch_id: int = NO_BATCH_ID
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    creates_token: bool | None = None
+    """Whether tasks log in with a delegation token that the driver gets; None: if it can get one."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -341,6 +352,7 @@ class SinkOptions:
             query_id=query_id,
             batch_id=NO_BATCH_ID if batch_id is None else parse_count("batchId", batch_id, lowest=0),
             security=raw.security(),
+            creates_token=raw.optional_flag(CREATE_TOKEN_OPTION),
         )
 
 
@@ -382,6 +394,10 @@ class _RawOptions:
     def flag(self, name: str, *, default: bool = False) -> bool:
         text = self.text(name)
         return default if text is None else parse_flag(name, text)
+
+    def optional_flag(self, name: str) -> bool | None:
+        text = self.text(name)
+        return None if text is None else parse_flag(name, text)
 
     def count(self, name: str) -> int | None:
         text = self.text(name)

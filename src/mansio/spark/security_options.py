@@ -9,7 +9,8 @@
     tls, user, password, mechanism, certificate, key, keyPassword, delegationToken
 
 With `delegationToken=true`, or `tokenauth="true"` in the line of JAAS, user and password are the id and the secret of a
-delegation token (KIP-48): then no task has the password of the user.
+delegation token (KIP-48). With user and password, the driver itself gets one for the tasks (`task_login`), unless
+`createDelegationToken=false`.
 
 Files exist on the driver and on each executor. Without any of these options, the environment of the driver and the
 user's contexts state how to connect (`net.contexts`), and Spark sees no password at all.
@@ -69,7 +70,8 @@ KAFKA_OPTIONS: Final = (
     _KEY_PASSWORD,
     _CHECKS_NAME,
 )
-SECURITY_OPTIONS: Final = (*OWN_OPTIONS, *KAFKA_OPTIONS)
+CREATE_TOKEN_OPTION: Final = "createDelegationToken"  # noqa: S105  # the name of an option
+SECURITY_OPTIONS: Final = (*OWN_OPTIONS, CREATE_TOKEN_OPTION, *KAFKA_OPTIONS)
 """All options of this module."""
 
 REFUSED_OPTIONS: Final = {

@@ -47,7 +47,7 @@ class SyncClient:
         self._loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.cluster: Cluster = self.run(
-            _open(bootstrap_servers, security or resolve_security(bootstrap_servers))
+            open_cluster(bootstrap_servers, security or resolve_security(bootstrap_servers))
         )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -115,7 +115,8 @@ def close_sync_clients() -> None:
         one.close()
 
 
-async def _open(bootstrap_servers: str, security: SecuritySettings) -> Cluster:
+async def open_cluster(bootstrap_servers: str, security: SecuritySettings) -> Cluster:
+    """Connect on the running event loop. Raises the errors of `SyncClient`."""
     cluster = Cluster(
         bootstrap_servers,
         options=ConnectionOptions(

@@ -87,6 +87,15 @@ def test_a_delegation_token_is_named_by_an_option_or_in_the_line_of_jaas() -> No
     assert credentials.is_token
 
 
+def test_the_token_of_the_driver_is_an_option_beside_those_of_either_kind() -> None:
+    assert SourceOptions.parse({**BASE, **SASL}).creates_token is None
+    assert SourceOptions.parse({**BASE, **SASL, "createDelegationToken": "false"}).creates_token is False
+    own = {"kafka.bootstrap.servers": "a:1", "user": "me", "password": SECRET}
+    assert SinkOptions.parse({**own, "createDelegationToken": "true"}).creates_token is True
+    with pytest.raises(ConfigError, match="createDelegationToken"):
+        SinkOptions.parse({**own, "createDelegationToken": "perhaps"})
+
+
 def test_without_options_the_environment_of_the_driver_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANSIO_TLS", "true")
     monkeypatch.setenv("MANSIO_USER", "me")

@@ -25,7 +25,8 @@ from mansio.errors import DelegationTokenNotFound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.client.admin.tokens import DelegationToken, TokenAdmin
+    from mansio.client.admin.tokens import TokenAdmin
+    from mansio.net.delegation_tokens import DelegationToken
 
 app = typer.Typer(no_args_is_help=True, help="Delegation tokens, with which programs act for a user.")
 

@@ -51,6 +51,7 @@ from mansio.spark.options import ERROR_COLUMN, SourceOptions, selected_columns
 from mansio.spark.source.error_column import parse_error_offsets, parse_error_reason
 from mansio.spark.source.readers import ranges_from_rows
 from mansio.spark.source.task_reader import read_range
+from mansio.spark.task_login import options_for_tasks
 from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         types = {one.name: one.type for one in self._decoded}
         columns = tuple(one._replace(type=types.get(one.name)) for one in parsed.decoded)
         self._source, self._columns = replace(parsed, decoded=columns), selected_columns(source)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy for the tasks of one batch, with what they log in with."""
+        options = {name: text for name, text in self._options.items() if name != SOURCE_OPTION.lower()}
+        return {**self.__dict__, "_options": options, "_source": options_for_tasks(self._source)}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """Fetch the records of the ranges in `iterator` and write them to files; called in a task.

@@ -14,6 +14,7 @@ that Spark repeats is written again. Within one task attempt no record is writte
 acknowledged, as `acks` requires, before the task ends.
 
 Invariants:
+* A pickled writer has what its tasks log in with (`task_login`). Spark pickles it for each batch.
 * Options and columns are checked on the driver, before any task runs.
 * `overwrite` is rejected: a topic can only be appended to.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -45,6 +46,7 @@ from mansio.spark.sink.sink_transaction import (
 )
 from mansio.spark.sink.task_sender import TaskReport, TaskSender, WriteLogger
 from mansio.spark.sync_client import sync_client
+from mansio.spark.task_login import options_for_tasks
 from mansio.state.transactions.batch_decision import SINGLE_WRITE
 
 if TYPE_CHECKING:
@@ -80,6 +82,10 @@ class BatchWriter(DataSourceArrowWriter):
         if overwrite:
             raise ConfigError("a topic cannot be overwritten, only appended to: use mode('append')")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy for the tasks of one batch, with what they log in with."""
+        return {**self.__dict__, "options": options_for_tasks(self.options)}
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
         return write_task(self.options, iterator, self.options.query_id or self._write_id)
 
@@ -104,6 +110,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError(
                 "a topic cannot be overwritten: use outputMode 'append' or 'update', not 'complete'"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy for the tasks of one batch, with what they log in with."""
+        return {**self.__dict__, "options": options_for_tasks(self.options)}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
         context = TaskContext.get()

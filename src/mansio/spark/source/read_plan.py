@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,6 +22,8 @@ from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from mansio.net.security_settings import SecuritySettings
 
 RANGES_MAX: Final = 100_000
 """Maximum number of tasks of a plan. More tasks are the result of a wrong option, and would exhaust the driver's
@@ -51,6 +53,8 @@ class TaskRange(InputPartition):
     start: int
     end: int
     topic_id: bytes = NO_TOPIC_ID
+    login: SecuritySettings | None = field(default=None, compare=False)
+    """What the task logs in with (`task_login`). None: nothing."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -62,6 +66,8 @@ class TaskRanges(InputPartition):
     """Input of one task of a batch query: several ranges, in the order of the plan."""
 
     ranges: tuple[TaskRange, ...]
+    login: SecuritySettings | None = field(default=None, compare=False)
+    """As of `TaskRange`, for all ranges."""
 
 
 def group_short_ranges(ranges: Sequence[TaskRange]) -> list[TaskRanges]:

@@ -13,6 +13,7 @@ Invariants:
   the first batch: Spark does not store its start, so its end offsets contain the start (`FIRST_BATCH_START`).
 * A partition that is added while the query runs is read from its beginning.
 * A limited batch ends at the same time in all partitions of all inputs of a query with `alignedInputs`.
+* Tasks get what they log in with in their inputs (`task_login`); a pickled reader contains no password.
 * With Trigger.AvailableNow the query reads up to the end offsets at its start, and then terminates. With `stopAtLatest`
   it does not read further, whatever the trigger.
 """
@@ -21,14 +22,16 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from mansio.spark.options import SourceOptions
+from mansio.spark.planned_source import PlannedSource
 from mansio.spark.source import data_loss
 from mansio.spark.source.aligned_inputs import JointPlanner
 from mansio.spark.source.offsets import (
@@ -62,6 +65,7 @@ from mansio.spark.spark_versions import (
     adapt_stream_reader,
 )
 from mansio.spark.sync_client import close_sync_clients, sync_client
+from mansio.spark.task_login import task_login, with_login, without_login
 from mansio.wire.internal_records.hold_metadata import (
     encode_hold_metadata,
     parse_hold_metadata,
@@ -75,6 +79,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from mansio.net.security_settings import SecuritySettings
     from mansio.wire.topic_partition import TopicPartition
 
     ReadTask = Callable[[SourceOptions, Sequence[str], TaskRange], Iterator[pa.RecordBatch]]
@@ -98,6 +103,21 @@ def _read_records(
     from mansio.spark.source.task_reader import read_range
 
     return read_range(options, columns, task_range)
+
+
+def _task_login(options: SourceOptions) -> SecuritySettings | None:
+    return task_login(options.bootstrap_servers, options.security, creates_token=options.creates_token)
+
+
+def _without_login(options: SourceOptions) -> SourceOptions:
+    """Return the options of a reader in a task, without passwords: it gets `login` with its range."""
+    return replace(options, security=without_login(options.security), aligned=None)
+
+
+def _with_login(options: SourceOptions, login: SecuritySettings | None) -> SourceOptions:
+    if login is None:
+        return options
+    return replace(options, security=with_login(options.security, login))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -217,17 +237,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partition: OffsetRange(begin[partition], last, self._topic_ids.get(partition.topic, NO_TOPIC_ID))
             for partition, last in stop.items()
         }
-        return plan_ranges(
+        planned = plan_ranges(
             wanted,
             partitions_min=self._options.partitions_min,
             records_max=self._options.records_per_partition_max,
         )
+        login = _task_login(self._options) if planned and self._read is _read_records else None
+        return planned if login is None else [replace(one, login=login) for one in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, as Arrow batches."""
         if not isinstance(partition, TaskRange):
             return iter(())
-        return self._read(self._options, self._columns, partition)
+        return self._read(_with_login(self._options, partition.login), self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's checkpoint holds the offsets."""
@@ -235,6 +257,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Close the connections; Spark calls this when the query has ended."""
         close_sync_clients()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy for tasks, without passwords: Spark pickles the reader once for a query."""
+        return {**self.__dict__, "_options": _without_login(self._options), "_joint": None}
 
     # -- internals --------
 
@@ -375,22 +401,28 @@ class BatchReader(DataSourceReader):
             partitions_min=options.partitions_min,
             records_max=options.records_per_partition_max,
         )
+        login = _task_login(options) if planned else None
         if options.partitions_min is None and options.records_per_partition_max is None:
-            return list(group_short_ranges(planned))
-        return [TaskRanges((one,)) for one in planned]
+            return [replace(one, login=login) for one in group_short_ranges(planned)]
+        return [TaskRanges((one,), login) for one in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task, as Arrow batches."""
         if not isinstance(partition, TaskRanges):  # Spark's own type, if there is nothing to read
             return
+        options = _with_login(self._options, partition.login)
         for one in partition.ranges:
-            yield from _read_records(self._options, self._columns, one)
+            yield from _read_records(options, self._columns, one)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy for tasks, without passwords."""
+        return {**self.__dict__, "_options": _without_login(self._options)}
 
 
 TASK_RANGE_SCHEMA: Final = "topic string, partition int, start bigint, end bigint, topic_id binary"
 
 
-class RangeSource(DataSource):
+class RangeSource(PlannedSource):
     """Streaming source of offset ranges instead of records, for a sink whose tasks fetch the records themselves.
 
     Spark plans such a query as any other, stores the offsets of each batch, and passes one row per range to a task of
@@ -413,6 +445,7 @@ class RangeSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002  # as Spark calls it
         """Return the reader of a streaming query. Raises `ConfigError` for an invalid option."""
+        self._begin_plan()
         options = SourceOptions.parse(self.options, streaming=True)
         return adapt_stream_reader(StreamReader(options, (), read=_range_row))
 
