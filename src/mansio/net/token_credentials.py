@@ -48,7 +48,7 @@ class TokenCredentials:
     def __init__(self, provider: TokenProvider, *, is_renewable: bool = True) -> None:
         """`is_renewable`: whether the provider returns a newer token later."""
         self._provider = provider
-        self.is_renewable = is_renewable
+        self.is_renewable: bool = is_renewable
 
     @classmethod
     def fixed(cls, token: str) -> TokenCredentials:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 PAGE: Final = "docs/how-to/connect-securely.md"
 FIRST: Final = (
     *("user", "connect", "environment", "context"),
-    *("confluent-kafka", "kafka-python", "aiokafka", "kcat", "celery"),
+    *("confluent-kafka", "kafka-python", "aiokafka", "kcat", "celery", "access-keys"),
     *("api-key", "connect-api-key", "issuer"),
 )
-OTHER_PROTOCOLS: Final = ("access-keys", "curl", "boto3", "grpcio", "curl-api-key")
+OTHER_PROTOCOLS: Final = ("curl", "boto3", "grpcio", "curl-api-key")
 TOKENS: Final = ("token", "confluent-kafka-token", "curl-token")
 CERTIFICATES: Final = ("certificate", "confluent-kafka-certificate", "doctor")
 NIGHTLY: Final = (
