@@ -12,6 +12,7 @@ from mansio.broker.routing.caller import BROKER_SESSION, Caller, ClientSession
 from mansio.broker.services.audit.audit_queue import LINES_MAX, AuditQueue
 from mansio.broker.services.audit.audit_service import AuditService
 from mansio.broker.services.authorization import Authorization
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import ClusterAuthorizationFailed, StorageError, TopicAuthorizationFailed
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
@@ -176,3 +177,14 @@ def test_without_an_authorizer_nothing_is_audited() -> None:
         assert service.line_count == 0
 
     asyncio.run(work())
+
+
+def test_a_look_at_an_internal_topic_that_the_client_makes_by_itself_is_no_line() -> None:
+    reported: list[str] = []
+    authorization = Authorization(
+        Authorizer(), lambda _caller, _operation, _kind, name: reported.append(name)
+    )
+    for name in (OFFSETS_TOPIC, "orders"):
+        authorization.refusal(ALICE, Operation.DESCRIBE, ResourceType.TOPIC, name)
+    authorization.refusal(ALICE, Operation.READ, ResourceType.TOPIC, OFFSETS_TOPIC)
+    assert reported == ["orders", OFFSETS_TOPIC]

@@ -9,6 +9,7 @@ import pytest
 
 import mansio.blocking
 from mansio.api.kafka.connections.request_context import RequestContext
+from mansio.api.kafka.handlers import fetch, produce
 from mansio.api.kafka.server import listener
 from mansio.spark import start_available_now
 from mansio.wire.api_versions import ApiKey
@@ -16,6 +17,7 @@ from support.machine import scaled
 from support.sasl_broker import sasl_broker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +34,19 @@ pytestmark = pytest.mark.full
 def plans(frame: DataFrame) -> str:
     frame.explain(extended=True)
     return str(frame._jdf.queryExecution().toString())
+
+
+def note_session(
+    handler: Callable[..., Any], key: ApiKey, log_ins: dict[int, set[str]]
+) -> Callable[..., Any]:
+    """Return a handler of the listener that notes with which credential its client has logged in."""
+
+    def noted(service: Any, connection: Any, *arguments: Any, **named: Any) -> Any:
+        if connection.session.user == USER:
+            log_ins[key].add(connection.session.credential_id)
+        return handler(service, connection, *arguments, **named)
+
+    return noted
 
 
 def test_tasks_of_reads_writes_and_streams_log_in_with_one_token(
@@ -60,6 +75,11 @@ def test_tasks_of_reads_writes_and_streams_log_in_with_one_token(
             for topic in ("orders", "copy"):
                 client.admin.create_topic(topic, partitions=2)
             monkeypatch.setattr(listener, "RequestContext", noted)
+            for module, name, key in (
+                (fetch, "fetch", ApiKey.FETCH),
+                (produce, "produce", ApiKey.PRODUCE),
+            ):
+                monkeypatch.setattr(module, name, note_session(getattr(module, name), key, log_ins))
             rows = spark.range(ROWS).selectExpr("cast(id as string) as key", "cast(id as string) as value")
             rows.write.format("mansio").options(**options, topic="orders").mode("append").save()
             read = spark.read.format("mansio").options(**options, subscribe="orders").load()

@@ -27,6 +27,7 @@ from mansio.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from mansio.host.item_turns import ITEMS_PER_TURN
+from mansio.metadata.topic_plan import INTERNAL_TOPICS
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.state.authorization.authorizer import FEW_NAMES, OPERATIONS_OF_TYPE, Decision, new_requester
 from mansio.tracebacks import without_traceback
@@ -147,7 +148,10 @@ class Authorization:
     ) -> AuthorizationFailed:
         """Report that a caller is refused an operation on a resource, and return the error. `known_as`: what the caller
         has named instead of the name, which is not in the error then."""
-        self._report_refusal(caller, operation, resource_type, name)
+        if (
+            operation is not Operation.DESCRIBE or name not in INTERNAL_TOPICS
+        ):  # clients look at them by themselves
+            self._report_refusal(caller, operation, resource_type, name)
         kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
         what = resource_type.name.replace("_", " ").lower()
         return kind(

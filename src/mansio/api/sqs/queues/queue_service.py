@@ -162,6 +162,7 @@ class QueueService:
     def find(self, name: str, *, caller: Caller) -> Queue:
         """Return a queue. Raises `QueueDoesNotExist`, also if the caller may not describe its topic."""
         if not self._allows(caller, Operation.DESCRIBE, name):
+            self._services.authorization.refusal(caller, Operation.DESCRIBE, ResourceType.TOPIC, name)
             raise QueueDoesNotExist("The specified queue does not exist.")
         return self._find(name)
 
@@ -221,8 +222,9 @@ class QueueService:
         empty = QueueAttributes(is_fifo=is_fifo, created_s=now_s, modified_s=now_s, tags=dict(tags))
         wanted = empty.changed(attributes)
         self._check_redrive(name, wanted, caller)
-        with contextlib.suppress(QueueDoesNotExist):
-            return await self._existing(self.find(name, caller=caller), attributes, caller)
+        if self._allows(caller, Operation.DESCRIBE, name):
+            with contextlib.suppress(QueueDoesNotExist):
+                return await self._existing(self._find(name), attributes, caller)
         config = {
             **_topic_config(wanted),
             "mansio.delay.enable": "true",
