@@ -148,9 +148,8 @@ class Authorization:
     ) -> AuthorizationFailed:
         """Report that a caller is refused an operation on a resource, and return the error. `known_as`: what the caller
         has named instead of the name, which is not in the error then."""
-        if (
-            operation is not Operation.DESCRIBE or name not in INTERNAL_TOPICS
-        ):  # clients look at them by themselves
+        # Clients look at internal topics by themselves.
+        if operation is not Operation.DESCRIBE or name not in INTERNAL_TOPICS:
             self._report_refusal(caller, operation, resource_type, name)
         kind = _ERRORS.get(resource_type, ClusterAuthorizationFailed)
         what = resource_type.name.replace("_", " ").lower()
