@@ -37,6 +37,7 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.spark.session.java",
         "mansio.spark.session.temp_dirs",
         "mansio.spark.data_source",
+        "mansio.spark.planned_source",
         "mansio.iceberg",
         "mansio.iceberg.errors",
         "mansio.schemas",
