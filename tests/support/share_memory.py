@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import FencedLeaderEpoch, FencedStateEpoch
+from mansio.errors import FencedLeaderEpoch, FencedStateEpoch, MansioError
 from mansio.state.share_partition.snapshot import FoldedState, to_loaded_state
 from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.errors import MansioError
     from mansio.ports import Promise, Scheduler
 
 
@@ -36,7 +36,7 @@ class MemoryPersister:
     """See the module."""
 
     def __init__(self, scheduler: Scheduler | None = None) -> None:
-        """`scheduler` is needed for `hold` only."""
+        """`scheduler` is needed for `hold` and `begin_write` only."""
         self._scheduler = scheduler
         self._entries: dict[ShareKey, _Entry] = {}
         self._failures: dict[int, tuple[MansioError, bool]] = {}
@@ -105,6 +105,25 @@ class MemoryPersister:
             self._store(key, state_epoch, leader_epoch, update)
         if error is not None:
             raise error
+
+    def begin_write(
+        self,
+        key: ShareKey,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+        on_stored: Callable[[MansioError | None], None],
+    ) -> None:
+        async def write() -> None:
+            error: MansioError | None = None
+            try:
+                await self.write(key, state_epoch, leader_epoch, update)
+            except MansioError as failure:
+                error = without_traceback(failure)
+            on_stored(error)
+
+        assert self._scheduler is not None, "begin_write needs a scheduler"
+        self._scheduler.spawn(write(), name="write")
 
     def _store(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
         entry = self._entries.get(key)

@@ -23,7 +23,7 @@ from mansio.wire.headers import read_request_header
 from support.listeners import served_listener
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from mansio.errors import MansioError
 
@@ -85,6 +85,9 @@ class MovingPartition:
         elif end_offset <= self.high_watermark:
             promise.set_result(None)
         return promise
+
+    def report_commit(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> None:
+        self.commit_promise(end_offset).add_done_callback(lambda promise: callback(promise.exception()))
 
     def trim(self, start_offset: int) -> None:
         self.start_offset = start_offset

@@ -221,6 +221,9 @@ class MemoryPartition:
             self.sync(self.high_watermark)
         return promise
 
+    def report_commit(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> None:
+        self.commit_promise(end_offset).add_done_callback(lambda promise: callback(promise.exception()))
+
     def sync(self, end_offset: int | None = None) -> None:
         self.high_watermark = self.end_offset if end_offset is None else end_offset
         for end, promise in self.waits:

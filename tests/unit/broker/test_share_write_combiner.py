@@ -17,7 +17,7 @@ from mansio.state.share_partition.types import ACKNOWLEDGED, DeadRange, StateBat
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mansio.ports import Promise
+    from mansio.errors import MansioError
 
 
 def update(
@@ -30,165 +30,155 @@ def update(
 
 
 class Desk:
-    """Asks for turns as `SharePartitionLeader` does."""
+    """Writes as `SharePartitionLeader` does: a write that has begun ends when the test says so."""
 
-    def __init__(self) -> None:
-        self.turns = WriteCombiner(AsyncioScheduler(asyncio.get_running_loop()))
+    def __init__(self, *, ends_at_once: bool = False) -> None:
+        self.writes = WriteCombiner(AsyncioScheduler(asyncio.get_running_loop()), self._begin)
+        self.begun: dict[tuple[int, ...], CombinedWrite] = {}
+        """Writes in flight, by the tokens of their updates."""
+        self.stored: list[int] = []
+        self.order: list[int] = []
+        self._ends_at_once = ends_at_once
 
-    def call_and_rearm(self, one: Update) -> CombinedWrite | Promise[bool]:
-        return self.turns.join([one]) or self.turns.enqueue([one])
+    def _begin(self, write: CombinedWrite) -> None:
+        tokens = tuple(each.token for each in write.updates)
+        self.begun[tokens] = write
+        self.order += tokens
+        if self._ends_at_once and not write.durable:
+            self.end(*tokens)
 
+    def add(self, *updates: Update) -> None:
+        for each in updates:
 
-def has_come(turn: CombinedWrite | Promise[bool]) -> bool:
-    assert isinstance(turn, CombinedWrite), "it went with another"
-    return turn.promise is None or turn.promise.done()
+            def on_stored(error: MansioError | None, token: int = each.token) -> None:
+                assert error is None
+                self.stored.append(token)
 
+            self.writes.add([each], on_stored)
 
-def tokens(turn: CombinedWrite | Promise[bool]) -> list[int]:
-    assert isinstance(turn, CombinedWrite)
-    return [each.token for each in turn.updates]
+    def end(self, *tokens: int) -> None:
+        """End the write of the updates with these tokens."""
+        write = self.begun.pop(tokens)
+        self.writes.finish(write)
+        for on_stored in write.callbacks:
+            on_stored(None)
 
 
 async def end_of_turn() -> None:
     await asyncio.sleep(0)
 
 
-def run(check: Callable[[Desk], Awaitable[None]]) -> None:
+def run(check: Callable[[Desk], Awaitable[None]], *, ends_at_once: bool = False) -> None:
     async def main() -> None:
-        await check(Desk())
+        await check(Desk(ends_at_once=ends_at_once))
 
     asyncio.run(main())
 
 
 def test_what_comes_while_something_durable_is_under_way_is_stored_as_one_after_it() -> None:
     async def check(desk: Desk) -> None:
-        first = desk.call_and_rearm(update(1))
-        assert has_come(first)
+        desk.add(update(1))
+        assert set(desk.begun) == {(1,)}
         await end_of_turn()
-        second, third = desk.call_and_rearm(update(2)), desk.call_and_rearm(update(3))
-        assert not has_come(second)
-        assert not isinstance(third, CombinedWrite)
-        assert has_come(desk.call_and_rearm(update(4, durable=False))), (
-            "what need not be durable waits for nobody"
-        )
+        desk.add(update(2), update(3))
+        assert set(desk.begun) == {(1,)}
+        desk.add(update(4, durable=False))
+        assert set(desk.begun) == {(1,), (4,)}, "what need not be durable waits for nobody"
         await end_of_turn()
-        assert not has_come(second)
-        desk.turns.finish(first, stored=True)  # type: ignore[arg-type]  # a turn, as was asserted
-        assert has_come(second)
-        assert tokens(second) == [2, 3]
-        desk.turns.finish(second, stored=True)  # type: ignore[arg-type]  # the same
-        assert await third
+        assert set(desk.begun) == {(1,), (4,)}
+        desk.end(1)
+        assert set(desk.begun) == {(2, 3), (4,)}
+        desk.end(2, 3)
+        assert desk.stored == [1, 2, 3]
 
     run(check)
 
 
 def test_once_several_come_in_one_turn_of_the_loop_the_next_are_stored_as_one() -> None:
     async def check(desk: Desk) -> None:
-        alone = [desk.call_and_rearm(update(n, durable=False)) for n in (1, 2)]
-        assert all(map(has_come, alone))
-        for turn in alone:
-            desk.turns.finish(turn, stored=True)  # type: ignore[arg-type]  # a turn
+        desk.add(update(1, durable=False), update(2, durable=False))
+        assert set(desk.begun) == {(1,), (2,)}
+        desk.end(1)
+        desk.end(2)
         await end_of_turn()
         for begin in (10, 20):
-            first, *others = [desk.call_and_rearm(update(begin + n, durable=False)) for n in range(3)]
-            assert not has_come(first)
+            desk.add(*(update(begin + n, durable=False) for n in range(3)))
+            assert not desk.begun
             await end_of_turn()
-            assert has_come(first)
-            assert tokens(first) == [begin, begin + 1, begin + 2]
-            desk.turns.finish(first, stored=False)  # type: ignore[arg-type]  # a turn
-            assert [await each for each in others] == [False, False]  # type: ignore[misc]  # promises
-        last = desk.call_and_rearm(update(30, durable=False))
-        assert not has_come(last)
+            desk.end(begin, begin + 1, begin + 2)
+        desk.add(update(30, durable=False))
+        assert not desk.begun
         await end_of_turn()
-        desk.turns.finish(last, stored=True)  # type: ignore[arg-type]  # a turn
-        assert has_come(desk.call_and_rearm(update(31, durable=False))), (
-            "one that is alone again waits for nobody"
-        )
+        desk.end(30)
+        desk.add(update(31, durable=False))
+        assert set(desk.begun) == {(31,)}, "one that is alone again waits for nobody"
 
     run(check)
 
 
 def test_a_whole_state_is_written_alone_after_what_came_before_and_before_what_comes_after() -> None:
     async def check(desk: Desk) -> None:
-        first, quick = desk.call_and_rearm(update(1)), desk.call_and_rearm(update(2, durable=False))
-        held = desk.call_and_rearm(update(3))
-        whole = desk.call_and_rearm(update(4, whole=True))
-        late, later = desk.call_and_rearm(update(5, durable=False)), desk.call_and_rearm(update(6))
-        assert not any(map(has_come, (held, whole, late, later)))
-        desk.turns.finish(first, stored=True)  # type: ignore[arg-type]  # turns, all of them
-        assert has_come(held)
-        desk.turns.finish(held, stored=True)  # type: ignore[arg-type]  # the same
+        desk.add(update(1), update(2, durable=False), update(3), update(4, whole=True))
+        desk.add(update(5, durable=False), update(6))
+        assert set(desk.begun) == {(1,), (2,)}
+        desk.end(1)
+        assert set(desk.begun) == {(2,), (3,)}
+        desk.end(3)
         await end_of_turn()
-        assert not has_come(whole)
-        desk.turns.finish(quick, stored=True)  # type: ignore[arg-type]  # the same
-        assert has_come(whole)
-        assert not has_come(late)
-        assert not has_come(later)
-        desk.turns.finish(whole, stored=True)  # type: ignore[arg-type]  # the same
-        assert has_come(late)
-        assert has_come(later)
+        assert set(desk.begun) == {(2,)}
+        desk.end(2)
+        assert set(desk.begun) == {(4,)}
+        desk.end(4)
+        assert set(desk.begun) == {(5,), (6,)}
 
     run(check)
 
 
 def test_behind_a_whole_state_what_need_not_be_durable_waits_for_nothing_durable() -> None:
     async def check(desk: Desk) -> None:
-        first = desk.call_and_rearm(update(1))
-        whole = desk.call_and_rearm(update(2, whole=True))
-        durable, more = (
-            desk.call_and_rearm(update(3)),
-            desk.call_and_rearm(update(4, ranges=COMBINED_RANGES_MAX)),
-        )
-        quick = desk.call_and_rearm(update(5, durable=False))
-        desk.turns.finish(first, stored=True)  # type: ignore[arg-type]  # turns, all of them
-        desk.turns.finish(whole, stored=True)  # type: ignore[arg-type]  # the same
-        assert has_come(durable)
-        assert not has_come(more)
-        assert has_come(quick), "or those that come now would be stored before it"
+        desk.add(update(1), update(2, whole=True), update(3), update(4, ranges=COMBINED_RANGES_MAX))
+        desk.add(update(5, durable=False))
+        desk.end(1)
+        desk.end(2)
+        assert set(desk.begun) == {(3,), (5,)}, "or those that come now would be stored before it"
 
     run(check)
 
 
 def test_what_is_too_much_for_one_record_is_not_joined() -> None:
     async def check(desk: Desk) -> None:
-        first = desk.call_and_rearm(update(1))
-        second = desk.call_and_rearm(update(2, ranges=COMBINED_RANGES_MAX))
-        third = desk.call_and_rearm(update(3))
-        assert tokens(second) == [2]
-        assert tokens(third) == [3]
-        desk.turns.finish(first, stored=True)  # type: ignore[arg-type]  # a turn
-        assert has_come(second)
-        assert not has_come(third)
+        desk.add(update(1), update(2, ranges=COMBINED_RANGES_MAX), update(3))
+        desk.end(1)
+        assert set(desk.begun) == {(2,)}
+        desk.end(2)
+        assert set(desk.begun) == {(3,)}
 
     run(check)
 
 
-def test_a_client_that_is_broken_off_while_it_waits_holds_up_no_other() -> None:
+def test_writes_that_end_before_they_have_begun_for_their_caller_keep_their_order() -> None:
     async def check(desk: Desk) -> None:
-        first = desk.call_and_rearm(update(1))
-        second, third = desk.call_and_rearm(update(2)), desk.call_and_rearm(update(3))
-        desk.turns.finish(second, stored=False)  # type: ignore[arg-type]  # a turn that did not come
-        assert await third is False  # type: ignore[misc]  # a promise
-        desk.turns.finish(first, stored=True)  # type: ignore[arg-type]  # a turn
-        assert not desk.turns
-        assert has_come(desk.call_and_rearm(update(4)))
+        desk.add(update(1), update(2, whole=True), update(3, durable=False), update(4), update(5, durable=False))
+        desk.end(1)
+        desk.end(2)
+        desk.add(update(6, durable=False))
+        assert set(desk.begun) == {(4,)}
+        desk.end(4)
+        assert not desk.writes
+        assert desk.order == [1, 2, 3, 4, 5, 6]
+        assert sorted(desk.stored) == [1, 2, 3, 4, 5, 6]
 
-    run(check)
+    run(check, ends_at_once=True)
 
 
 def test_at_the_end_all_that_waits_has_its_turn() -> None:
     async def check(desk: Desk) -> None:
-        first = desk.call_and_rearm(update(1))
-        waiting = [
-            desk.call_and_rearm(update(2)),
-            desk.call_and_rearm(update(3, whole=True)),
-            desk.call_and_rearm(update(4, durable=False)),
-        ]
-        desk.turns.end()
-        assert all(map(has_come, waiting))
-        for turn in (first, *waiting):
-            desk.turns.finish(turn, stored=False)  # type: ignore[arg-type]  # turns
-        assert not desk.turns
+        desk.add(update(1), update(2), update(3, whole=True), update(4, durable=False))
+        desk.writes.end()
+        for tokens in tuple(desk.begun):
+            desk.end(*tokens)
+        assert sorted(desk.stored) == [1, 2, 3, 4]
+        assert not desk.writes
 
     run(check)
 

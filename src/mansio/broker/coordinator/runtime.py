@@ -450,8 +450,23 @@ class CoordinatorRuntime:
         `MessageTooLarge` for a batch that a load would reject; then that batch and later ones are neither appended nor
         applied.
         """
-        partition = self._append(index, records, atomic=atomic, urgent=True)
+        self.begin_append(index, records, atomic=atomic)
+        return self.commit_promise(index)
+
+    def begin_append(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> None:
+        """As `append`, for a caller that asks for the commit by `when_committed` or `commit_promise`."""
+        self._append(index, records, atomic=atomic, urgent=True)
+
+    def commit_promise(self, index: int) -> Promise[None]:
+        """Return a promise that completes when all records that were appended to a loaded partition are committed."""
+        partition = self._contexts[index].require_partition()
         return partition.commit_promise(partition.end_offset)
+
+    def when_committed(self, index: int, callback: Callable[[MansioError | None], None]) -> None:
+        """Call `callback` once when all records that were appended to a loaded partition are committed: with None, or
+        with the error for which they are not. Possibly before this returns."""
+        partition = self._contexts[index].require_partition()
+        partition.report_commit(partition.end_offset, callback)
 
     def append_without_flush(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> None:
         """Append records like `append`, but without requesting a flush: they survive the end of this process at once,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mansio.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mansio.errors import MansioError
     from mansio.ports import Promise
@@ -43,6 +43,8 @@ class CoordinatorPartition(Protocol):
     def append(self, batch: Any, *, internal: bool = False, urgent: bool = True) -> Any: ...
 
     def commit_promise(self, end_offset: int) -> Promise[None]: ...
+
+    def report_commit(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> None: ...
 
     def request_flush(self) -> None:
         """Flush appended records without delay."""

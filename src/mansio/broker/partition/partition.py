@@ -683,13 +683,16 @@ class Partition:
     def commit_promise(self, end_offset: int) -> Promise[None]:
         """Return a promise that completes when all records below `end_offset` are committed."""
         promise: Promise[None] = self.scheduler.promise()
-
-        on_end = partial(complete_from, promise, None)
-        if (failure := self.failure) is not None:
-            on_end(failure)
-        elif self.when_committed(end_offset, on_end):
-            on_end(None)
+        self.report_commit(end_offset, partial(complete_from, promise, None))
         return promise
+
+    def report_commit(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> None:
+        """Call `callback` once, as `when_committed` does, but also if all records below `end_offset` are committed or
+        the log has failed before."""
+        if (failure := self.failure) is not None:
+            callback(failure)
+        elif self.when_committed(end_offset, callback):
+            callback(None)
 
     def _check_append(self, *, internal: bool, urgent: bool) -> None:
         """Raise the error of an append that must be rejected. `urgent`: acks=all."""

@@ -2,7 +2,7 @@
 
     LOADING ── state is read ──► ready ── a write fails, the role changes, it is idle ──► ended
 
-Every update of the state machine is stored through `persist` before its result is sent to a client. If storing fails or
+Every update of the state machine is stored through `store` before its result is sent to a client. If storing fails or
 its outcome is unknown, this object ends, and the next object for the share partition loads the state again. If the
 share state moved to another broker meanwhile, the next object gets the state of this object (`known_state`) and writes
 it as a whole before it delivers records, because updates may have been lost in the move.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
@@ -38,12 +39,12 @@ from mansio.errors import (
     VerificationPending,
 )
 from mansio.logs import fields
-from mansio.ports import complete
+from mansio.ports import complete, complete_from
 from mansio.state.share_partition.dead_letters import count_offsets
 from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import BASE, RENEW, LoadedState
-from mansio.tracebacks import copied, without_traceback
+from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_keys
@@ -251,7 +252,7 @@ class SharePartitionLeader:
         self._timer_due_ms = math.inf
         self._grace_until_ms = -math.inf
         self._log_start = -1
-        self._writes = WriteCombiner(dependencies.scheduler)
+        self._writes = WriteCombiner(dependencies.scheduler, self._begin_write)
 
     @property
     def state_machine(self) -> SharePartition:
@@ -678,41 +679,54 @@ class SharePartitionLeader:
 
     # ------------------------------------------------------------------ writes
 
-    def persist(self, *updates: Update) -> Coroutine[Any, Any, None]:
+    def store(self, updates: Sequence[Update], on_stored: Callable[[MansioError | None], None]) -> None:
         """Store updates of the state machine as one write and report to the state machine that they are stored.
 
-        The call itself determines their position in the order of writes; the returned coroutine must be awaited. It
-        raises the error of the write, after which this object has ended and the outcome of the write is unknown, or
-        `end_error` if this object ended meanwhile."""
-        joined = self._writes.join(updates)
-        return (
-            self._write(self._writes.enqueue(updates))
-            if joined is None
-            else self._wait_for_combined_write(joined)
-        )
+        The call determines their position in the order of writes. `on_stored` is called once, possibly before this
+        returns: with None, or with an error, after which this object has ended and the outcome of the write is unknown.
+        Several callers get the same error: they raise copies. `on_stored` must not raise."""
+        self._writes.add(updates, on_stored)
 
-    async def _write(self, turn: CombinedWrite) -> None:
-        stored = False
+    def persist(self, *updates: Update) -> Coroutine[Any, Any, None]:
+        """As `store`, for a coroutine: the result must be awaited, and raises the error."""
+        stored: Promise[None] = self._dependencies.scheduler.promise()
+        self.store(updates, partial(complete_from, stored, None))
+        return result_of(stored)
+
+    def _begin_write(self, write: CombinedWrite) -> None:
+        if self.end_error is not None:
+            self._on_written(write, self.end_error)
+            return
         try:
-            if turn.promise is not None:
-                await turn.promise
-            if self.end_error is not None:
-                raise copied(self.end_error)
-            await self._dependencies.persister.write(
-                self.key, self._state_epoch, self.leader_epoch, combine_updates(turn.updates)
+            self._dependencies.persister.begin_write(
+                self.key,
+                self._state_epoch,
+                self.leader_epoch,
+                combine_updates(write.updates),
+                partial(self._on_written, write),
             )
-            stored = True
-            if self.end_error is not None:
-                raise copied(self.end_error)
-            self._mark_persisted(turn.updates)
-        except MansioError as error:
+        except Exception as error:  # noqa: BLE001 - a defect ends this object, not the broker
+            self._on_written(write, error)
+
+    def _on_written(self, write: CombinedWrite, outcome: Exception | None) -> None:
+        error: MansioError | None = None
+        if outcome is None and self.end_error is None:
+            try:
+                self._mark_persisted(write.updates)
+            except Exception as defect:  # noqa: BLE001 - as above
+                outcome = defect
+        if isinstance(outcome, MansioError):
+            error = without_traceback(outcome)
             self._end_after_failed_write(error)
-            raise
-        except Exception as error:
-            raise self._end_after_defect(error) from error
-        finally:
-            self._writes.finish(turn, stored=stored)
-        self.wake()
+        elif outcome is not None:
+            error = self._end_after_defect(outcome)
+        elif self.end_error is not None:
+            error = self.end_error
+        self._writes.finish(write)
+        for on_stored in write.callbacks:
+            on_stored(error)
+        if error is None:
+            self.wake()
 
     def _end_after_failed_write(self, error: MansioError) -> None:
         try:
@@ -729,14 +743,6 @@ class SharePartitionLeader:
         if self.end_error is None and not self.state_machine.counts(now_ms).withheld:
             self.known_state = self.state_machine.snapshot(now_ms)
 
-    async def _wait_for_combined_write(self, joined: Promise[bool]) -> None:
-        """Wait for the combined write that contains the updates."""
-        stored = await joined
-        if self.end_error is not None:
-            raise copied(self.end_error)
-        if not stored:
-            raise CoordinatorNotAvailable(f"the state of {self.partition.name} was not stored: interrupted")
-
     def _mark_persisted(self, updates: Sequence[Update]) -> None:
         state_machine = self.state_machine
         dead_letters: list[ArchivingRange] = []
@@ -752,14 +758,10 @@ class SharePartitionLeader:
         The call itself determines the position in the order of writes, because later updates replace the start offset
         and the dead ranges of this one."""
         if update is not None:
-            self._dependencies.scheduler.spawn(
-                self._await_background_write(self.persist(update)), name="share state"
-            )
+            self.store([update], self._log_failed_write)
 
-    async def _await_background_write(self, written: Coroutine[Any, Any, None]) -> None:
-        try:
-            await written
-        except MansioError as error:
+    def _log_failed_write(self, error: MansioError | None) -> None:
+        if error is not None:
             known = fields(group=self.key.group, partition=self.partition.name, reason=error)
             logger.warning("share_state_not_stored", extra=known)
 

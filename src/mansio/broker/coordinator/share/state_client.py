@@ -22,6 +22,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
@@ -44,7 +45,7 @@ from mansio.errors import (
     NotCoordinator,
 )
 from mansio.ports import Backoff
-from mansio.tracebacks import result_of
+from mansio.tracebacks import result_of, without_traceback
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -110,6 +111,22 @@ class LocalStateClient:
             await result_of(promise)
         except MansioError as error:
             raise as_coordinator_error(error) from error
+
+    def begin_write(
+        self,
+        key: ShareKey,
+        write_token: WriteToken,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+        on_stored: Callable[[MansioError | None], None],
+    ) -> None:
+        """As `write` of an update that is not a whole state, but without a task: the result is passed to `on_stored`,
+        possibly before this returns."""
+        try:
+            self._store.begin_write(key, write_token, state_epoch, leader_epoch, update, on_stored)
+        except MansioError as error:
+            on_stored(without_traceback(error))
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         await self.ensure_topic_exists()
@@ -183,6 +200,52 @@ class RoutingPersister:
             raise NotCoordinator(f"share group {key.group}: the state has to be read before it is written")
         await self._write(key, read_session, state_epoch, leader_epoch, update)
 
+    def begin_write(
+        self,
+        key: ShareKey,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+        on_stored: Callable[[MansioError | None], None],
+    ) -> None:
+        read_session = self._read_sessions.get(key)
+        if (
+            update.is_snapshot
+            or read_session is None
+            or not read_session.session
+            or not self._is_local(key)
+        ):
+            report = self._write_and_report(key, state_epoch, leader_epoch, update, on_stored)
+            self._scheduler.spawn(report, name="write share state")
+            return
+        read_session.last_write_number += 1
+        self._local.begin_write(
+            key,
+            WriteToken(read_session.session, read_session.last_write_number),
+            state_epoch,
+            leader_epoch,
+            update,
+            partial(_report, read_session, on_stored),
+        )
+
+    async def _write_and_report(
+        self,
+        key: ShareKey,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+        on_stored: Callable[[MansioError | None], None],
+    ) -> None:
+        outcome: MansioError = CoordinatorNotAvailable(f"the state of {key.group} was not stored: interrupted")
+        error: MansioError | None = outcome
+        try:
+            await self.write(key, state_epoch, leader_epoch, update)
+            error = None
+        except MansioError as failure:
+            error = without_traceback(failure)
+        finally:
+            on_stored(error)
+
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         await self._retry(lambda: self._initialize(key, state_epoch, start_offset))
 
@@ -241,6 +304,16 @@ class RoutingPersister:
 
     # ------------------------------------------------------------------ routing and retries
 
+    def _is_local(self, key: ShareKey) -> bool:
+        """Whether this broker keeps the state, according to the metadata."""
+        lookup = self._lookup
+        if lookup is None or self._remote_client is None:
+            return True
+        try:
+            return coordinator_of(share_partition_key(key), lookup).node_id == self._node_id
+        except MansioError:
+            return False
+
     def _client(self, key: ShareKey) -> StateClient:
         lookup = self._lookup
         if lookup is None or self._remote_client is None:
@@ -270,6 +343,15 @@ class RoutingPersister:
             read_sessions.popitem(last=False)
 
 
+def _report(
+    read_session: _ReadSession, on_stored: Callable[[MansioError | None], None], error: MansioError | None
+) -> None:
+    if error is not None:
+        read_session.session = 0  # the outcome is unknown
+        error = as_coordinator_error(error)
+    on_stored(error)
+
+
 class SharePersister(Protocol):
     """Storage of the states of share partitions, used by the leaders of the share partitions.
 
@@ -283,6 +365,16 @@ class SharePersister(Protocol):
 
     async def write(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
         """Store an update; return when it is committed, or appended if it is not durable."""
+
+    def begin_write(
+        self,
+        key: ShareKey,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+        on_stored: Callable[[MansioError | None], None],
+    ) -> None:
+        """As `write`. The outcome is passed to `on_stored` once, possibly before this returns: None, or the error."""
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         """Replace the state by an empty one; leaders that loaded an older state epoch cannot write any more."""

@@ -238,12 +238,42 @@ class ShareStateStore:
         self._check_write(share, write_token, state_epoch, leader_epoch, durable=update.durable)
         if update.is_snapshot:
             return self._replace_state(share, leader_epoch, update)
-        promise = self._append_update(share, leader_epoch, update, durable=update.durable)
+        self._append_update(share, leader_epoch, update, durable=update.durable)
+        promise = self.topic.commit_promise(index) if update.durable else None
         if update.durable and not share.has_all_leases and not self._is_complete(share):
             share.has_all_leases = self._withheld_ms(share) == 0
         if share.update_count >= self._settings.updates_per_snapshot:
             self._snapshot_if_possible(share)
         return promise
+
+    def begin_write(
+        self,
+        key: ShareKey,
+        write_token: WriteToken,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+        on_stored: Callable[[MansioError | None], None],
+    ) -> None:
+        """Append an update that is not a whole state. `on_stored` is called once: with None when it is committed, or
+        appended if it is not durable, or with the error of the commit. Raises the errors of `write`; then `on_stored`
+        is not called."""
+        share = self._shares.get(key)
+        if share is None:
+            self.topic.check_loaded(self.partition_for(key))
+            raise FencedStateEpoch(f"share group {key.group}: there is no such state")
+        index, durable = share.index, update.durable
+        self.topic.check_loaded(index)
+        self._check_write(share, write_token, state_epoch, leader_epoch, durable=durable)
+        self._append_update(share, leader_epoch, update, durable=durable)
+        if durable:
+            self.topic.when_committed(index, on_stored)
+            if not share.has_all_leases and not self._is_complete(share):
+                share.has_all_leases = self._withheld_ms(share) == 0
+        if share.update_count >= self._settings.updates_per_snapshot:
+            self._snapshot_if_possible(share)
+        if not durable:
+            on_stored(None)
 
     def _check_write(
         self,
@@ -349,30 +379,27 @@ class ShareStateStore:
 
     def _append_update(
         self, share: PersistedShareState, leader_epoch: int, update: Update, *, durable: bool
-    ) -> Promise[None] | None:
+    ) -> None:
         value = encode_update(share.snapshot_epoch, leader_epoch, update)
         self._appending = StateRecord(share.snapshot_epoch, leader_epoch, update)
-        return self._append(share, [(share.update_key, value)], durable=durable)
+        self._append(share, [(share.update_key, value)], durable=durable)
 
-    def _append(
-        self, share: PersistedShareState, records: list[KeyValue], *, durable: bool
-    ) -> Promise[None] | None:
+    def _append(self, share: PersistedShareState, records: list[KeyValue], *, durable: bool) -> None:
         """Append all records or none. If they are a snapshot, `share` replaces the state in the store."""
         self._writing = share
         try:
             if durable:
-                return self.topic.append(share.index, records, atomic=True)
-            self.topic.append_without_flush(share.index, records, atomic=True)
-            return None
+                self.topic.begin_append(share.index, records, atomic=True)
+            else:
+                self.topic.append_without_flush(share.index, records, atomic=True)
         except MansioError as error:
             raise as_coordinator_error(error) from error
         finally:
             self._writing = self._appending = None
 
     def _append_snapshot(self, share: PersistedShareState, stored: StateRecord) -> Promise[None]:
-        promise = self._append(share, share.snapshot_records(stored), durable=True)
-        assert promise is not None, "it is durable"
-        return promise
+        self._append(share, share.snapshot_records(stored), durable=True)
+        return self.topic.commit_promise(share.index)
 
     def _snapshot_if_possible(self, share: PersistedShareState) -> bool:
         """Append a new snapshot of a state, so that older records can be deleted.

@@ -21,59 +21,35 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from mansio.ports import complete
 from mansio.state.share_partition.types import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from mansio.ports import Promise, Scheduler
+    from mansio.errors import MansioError
+    from mansio.ports import Scheduler
     from mansio.state.share_partition.types import DeadRange, StateBatch
+
+    OnStored = Callable[[MansioError | None], None]
 
 COMBINED_RANGES_MAX: Final = 2_000
 """Maximum number of offset ranges in a combined write."""
 
 
 class CombinedWrite:
-    """Updates stored as one write.
+    """Updates stored as one write, and the functions to call with its outcome."""
 
-    The caller that enqueued the first update writes all of them; `joined_promises` tell the other callers the result.
-    """
+    __slots__ = ("callbacks", "durable", "is_snapshot", "range_count", "updates")
 
-    __slots__ = (
-        "durable",
-        "is_snapshot",
-        "is_waiting",
-        "joined_promises",
-        "promise",
-        "range_count",
-        "updates",
-    )
-
-    def __init__(self, updates: Sequence[Update]) -> None:
+    def __init__(self, updates: Sequence[Update], on_stored: OnStored) -> None:
         self.updates = list(updates)
+        self.callbacks = [on_stored]
         self.is_snapshot = self.durable = False
         self.range_count = 0
         for each in updates:
             self.is_snapshot |= each.is_snapshot
             self.durable |= each.durable
             self.range_count += len(each.changes)
-        self.promise: Promise[None] | None = None
-        """Resolved when the write may start; None if it may start at once."""
-        self.is_waiting = False
-        self.joined_promises: list[Promise[bool]] = []
-
-    def complete(self, *, stored: bool) -> None:
-        """Resolve the promises of the other callers to `stored`: whether the write succeeded."""
-        joined_promises, self.joined_promises = self.joined_promises, []
-        for promise in joined_promises:
-            complete(promise, stored)
-
-    def start(self) -> None:
-        """Resolve `promise`, so that the caller starts the write."""
-        self.is_waiting = False
-        if self.promise is not None and not self.promise.done():
-            self.promise.set_result(None)
 
 
 class WriteCombiner:
@@ -81,21 +57,22 @@ class WriteCombiner:
 
     __slots__ = (
         "_arrived_counts",
+        "_begin",
         "_durable_in_flight",
         "_in_flight_count",
         "_is_combining",
         "_is_iteration_end_scheduled",
         "_joinable_writes",
         "_queue",
-        "_queued_snapshot_count",
         "_scheduler",
         "_snapshot_in_flight",
     )
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, begin: Callable[[CombinedWrite], None]) -> None:
+        """`begin`: begins a write. It calls `finish` once when the write has ended, possibly before it returns."""
         self._scheduler = scheduler
+        self._begin = begin
         self._queue: deque[CombinedWrite] = deque()
-        self._queued_snapshot_count = 0
         self._in_flight_count = 0
         self._snapshot_in_flight = False  # a write of a whole state is in flight
         self._durable_in_flight = False  # a durable write is in flight
@@ -109,86 +86,61 @@ class WriteCombiner:
         """Whether a write is in flight or waiting."""
         return bool(self._in_flight_count or self._queue or any(self._joinable_writes))
 
-    def join(self, updates: Sequence[Update]) -> Promise[bool] | None:
-        """Add updates to a waiting write; return a promise of whether the write succeeded.
-
-        Returns None if no write is waiting to which the updates can be added."""
-        durable, range_count = False, 0
-        for each in updates:
-            if each.is_snapshot:
-                return None
-            durable |= each.durable
-            range_count += len(each.changes)
+    def add(self, updates: Sequence[Update], on_stored: OnStored) -> None:
+        """Store updates, together with others if they have to wait. `on_stored` is called once with None, or with the
+        error of the write, possibly before this returns."""
+        write = CombinedWrite(updates, on_stored)
+        durable = write.durable
+        if write.is_snapshot:
+            self._close_joinable_writes()
+            self._start_or_queue(write)
+            return
+        self._arrived_counts[durable] += 1
         found = self._joinable_writes[durable]
         if found is None and durable and self._queue:
             found = self._queue[-1]
         if (
-            found is None
-            or found.is_snapshot
-            or found.durable != durable
-            or found.range_count + range_count > COMBINED_RANGES_MAX
+            found is not None
+            and not found.is_snapshot
+            and found.durable == durable
+            and found.range_count + write.range_count <= COMBINED_RANGES_MAX
         ):
-            return None
-        self._arrived_counts[durable] += 1
-        found.updates += updates
-        found.range_count += range_count
-        promise: Promise[bool] = self._scheduler.promise()
-        found.joined_promises.append(promise)
-        return promise
-
-    def enqueue(self, updates: Sequence[Update]) -> CombinedWrite:
-        """Return a new write with these updates.
-
-        The caller starts the write when its promise, if any, resolves, and passes it to `finish` in any case."""
-        write = CombinedWrite(updates)
-        durable = write.durable
-        if write.is_snapshot:
-            self._close_joinable_writes()
-        else:
-            self._arrived_counts[durable] += 1
-            if not self._is_iteration_end_scheduled:
-                self._is_iteration_end_scheduled = True
-                self._scheduler.call_soon(self._on_iteration_end)
+            found.updates += updates
+            found.range_count += write.range_count
+            found.callbacks.append(on_stored)
+            return
+        if not self._is_iteration_end_scheduled:
+            self._is_iteration_end_scheduled = True
+            self._scheduler.call_soon(self._on_iteration_end)
         if self._joinable_writes[durable] is not None:  # it is full
             self._close_joinable_writes()
-        if write.is_snapshot or not self._is_combining[durable]:
-            self._start_or_queue(write)
-        else:
-            write.promise = self._scheduler.promise()
-            write.is_waiting = True
+        if self._is_combining[durable]:
             self._joinable_writes[durable] = write
-        return write
+        else:
+            self._start_or_queue(write)
 
-    def finish(self, write: CombinedWrite, *, stored: bool) -> None:
-        """Remove a write that was stored, failed, or was cancelled before it started; start the next ones."""
-        if write.is_waiting:
-            write.is_waiting = False
-            if write in self._queue:
-                self._queue.remove(write)
-                self._queued_snapshot_count -= write.is_snapshot
-            else:
-                self._joinable_writes[write.durable] = None
-            write.complete(stored=False)
-            return
+    def finish(self, write: CombinedWrite) -> None:
+        """Remove a write that was stored or failed, and start the next ones. The caller then calls its `callbacks`."""
         self._in_flight_count -= 1
         if write.is_snapshot:
             self._snapshot_in_flight = False
         elif write.durable:
             self._durable_in_flight = False
-        write.complete(stored=stored)
-        self._start_queued_writes()
+        if self._queue:
+            self._start_queued_writes()
 
     def end(self) -> None:
-        """Start all waiting writes after the share partition's leader has ended; their callers raise its error."""
+        """Begin all waiting writes after the share partition's leader has ended, so that they fail with its error."""
         self._close_joinable_writes()
-        queue, self._queue, self._queued_snapshot_count = self._queue, deque(), 0
+        queue, self._queue = self._queue, deque()
         for write in queue:
             self._in_flight_count += 1
-            write.start()
+            self._begin(write)
 
     def _on_iteration_end(self) -> None:
         self._is_iteration_end_scheduled = False
-        self._close_joinable_writes()
+        if any(self._joinable_writes):
+            self._close_joinable_writes()
         for durable in (False, True):
             self._is_combining[durable] = self._arrived_counts[durable] > 1
             self._arrived_counts[durable] = 0
@@ -201,28 +153,28 @@ class WriteCombiner:
 
     def _start_or_queue(self, write: CombinedWrite) -> None:
         """Start a write if the writes before it permit that, otherwise queue it."""
-        if self._queued_snapshot_count or (self._queue and write.durable) or not self._may_start(write):
-            write.promise = write.promise or self._scheduler.promise()
-            write.is_waiting = True
-            self._queue.append(write)
-            self._queued_snapshot_count += write.is_snapshot
-        else:
+        if not self._queue and self._may_start(write):
             self._start(write)
+            return
+        self._queue.append(write)
+        if not write.durable:
+            self._start_queued_writes()
 
     def _start_queued_writes(self) -> None:
-        """Start all queued writes that may start; a non-durable one may pass durable ones, but not a whole state."""
-        while self._queue and self._may_start(self._queue[0]):
-            write = self._queue.popleft()
-            self._queued_snapshot_count -= write.is_snapshot
+        """Start all queued writes that may start. A write may end before `_start` returns, and start others."""
+        while (write := self._next_write()) is not None:
+            self._queue.remove(write)
             self._start(write)
-        if not self._queue or self._queue[0].is_snapshot or self._snapshot_in_flight:
-            return
-        for write in list(self._queue):
+
+    def _next_write(self) -> CombinedWrite | None:
+        """Return the first queued write that may start; a non-durable one may pass durable ones, but not a whole
+        state."""
+        for write in self._queue:
+            if self._may_start(write):
+                return write
             if write.is_snapshot:
-                return
-            if not write.durable:
-                self._queue.remove(write)
-                self._start(write)
+                return None
+        return None
 
     def _may_start(self, write: CombinedWrite) -> bool:
         if self._snapshot_in_flight or (write.is_snapshot and self._in_flight_count):
@@ -235,7 +187,7 @@ class WriteCombiner:
             self._snapshot_in_flight = True
         elif write.durable:
             self._durable_in_flight = True
-        write.start()
+        self._begin(write)
 
 
 def combine_updates(updates: Sequence[Update]) -> Update:
