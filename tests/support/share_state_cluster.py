@@ -56,7 +56,9 @@ class MovingPartition:
     def log(self) -> MovingPartition:
         return self
 
-    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Any:
+    def append(
+        self, batch: bytes, *, internal: bool = False, urgent: bool = True, is_intact: bool = False
+    ) -> Any:
         assert internal
         if not self.is_leader:
             raise NotLeaderOrFollower

@@ -44,7 +44,9 @@ class CoordinatorReplica(MemoryPartition):
             self.on_read(number)
             yield batch
 
-    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Any:
+    def append(
+        self, batch: bytes, *, internal: bool = False, urgent: bool = True, is_intact: bool = False
+    ) -> Any:
         if not self.is_leader:
             raise NotLeaderOrFollower
         return super().append(batch, internal=internal, urgent=urgent)

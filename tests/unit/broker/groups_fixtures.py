@@ -198,7 +198,10 @@ class MemoryPartition:
     def log(self) -> MemoryPartition:
         return self
 
-    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> AppendResult:
+    def append(
+        self, batch: bytes, *, internal: bool = False, urgent: bool = True, is_intact: bool = False
+    ) -> AppendResult:
+        del is_intact
         assert internal
         if self.refuses is not None:
             raise self.refuses

@@ -463,7 +463,9 @@ def test_whatever_cannot_be_written_the_group_goes_on_as_it_is_stored(nth: int, 
     home, appends = broker.home, iter(range(1_000_000))
     append = home.append
 
-    def failing(batch: bytes, *, internal: bool = False, urgent: bool = True) -> AppendResult:
+    def failing(
+        batch: bytes, *, internal: bool = False, urgent: bool = True, is_intact: bool = False
+    ) -> AppendResult:
         number = next(appends)
         if number == nth and how == "append":
             raise StorageError("no room")

@@ -199,10 +199,11 @@ def test_a_fenced_leader_reports_that_another_leads(
     async def check(world: LeaseBench) -> None:
         await world.lease(0, 5)
 
-        async def write(*_: Any) -> None:
-            raise fenced("behind")
+        def begin_write(*arguments: Any) -> None:
+            on_stored = arguments[-1]
+            on_stored(fenced("behind"))
 
-        monkeypatch.setattr(world.service.share_partition_manager.persister, "write", write)
+        monkeypatch.setattr(world.service.share_partition_manager.persister, "begin_write", begin_write)
         refused = await world.acknowledge(batch(0, 1, ACCEPT))
         assert refused.error_code == NotLeaderOrFollower.kafka_code
 

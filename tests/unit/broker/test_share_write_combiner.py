@@ -30,7 +30,7 @@ def update(
 
 
 class Desk:
-    """Writes as `SharePartitionLeader` does: a write that has begun ends when the test says so."""
+    """Writes as `SharePartitionLeader` does: a write that has begun ends when the test calls `end`."""
 
     def __init__(self, *, ends_at_once: bool = False) -> None:
         self.writes = WriteCombiner(AsyncioScheduler(asyncio.get_running_loop()), self._begin)
@@ -59,8 +59,7 @@ class Desk:
     def end(self, *tokens: int) -> None:
         """End the write of the updates with these tokens."""
         write = self.begun.pop(tokens)
-        self.writes.finish(write)
-        for on_stored in write.callbacks:
+        for on_stored in self.writes.finish(write):
             on_stored(None)
 
 
@@ -158,7 +157,9 @@ def test_what_is_too_much_for_one_record_is_not_joined() -> None:
 
 def test_writes_that_end_before_they_have_begun_for_their_caller_keep_their_order() -> None:
     async def check(desk: Desk) -> None:
-        desk.add(update(1), update(2, whole=True), update(3, durable=False), update(4), update(5, durable=False))
+        desk.add(
+            update(1), update(2, whole=True), update(3, durable=False), update(4), update(5, durable=False)
+        )
         desk.end(1)
         desk.end(2)
         desk.add(update(6, durable=False))

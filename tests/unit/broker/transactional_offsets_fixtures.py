@@ -62,7 +62,9 @@ class CompactedPartition(MemoryPartition):
         self.end_offset = read_header(self.stored[-1]).last_offset + 1 if self.stored else 0
         self.high_watermark = self.end_offset
 
-    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> AppendResult:
+    def append(
+        self, batch: bytes, *, internal: bool = False, urgent: bool = True, is_intact: bool = False
+    ) -> AppendResult:
         result = super().append(batch, internal=internal, urgent=urgent)
         assert self.end_offset == result.base_offset + read_header(batch).last_offset_delta + 1
         return result

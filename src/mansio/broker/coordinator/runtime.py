@@ -54,7 +54,12 @@ from mansio.logs import fields
 from mansio.ports import Backoff, complete, yield_to_loop
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import decode_end_marker
-from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
+from mansio.wire.batch.record_batch import (
+    build_batch,
+    build_single_record_batch,
+    check_stored_batch,
+    read_header,
+)
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
@@ -523,7 +528,7 @@ class CoordinatorRuntime:
             raise MessageTooLarge(
                 f"{self.name}: a batch of {len(batch)} bytes; the maximum is {BATCH_OUTPUT_BYTES_MAX}"
             )
-        base_offset: int = partition.append(batch, internal=True, urgent=urgent).base_offset
+        base_offset: int = partition.append(batch, internal=True, urgent=urgent, is_intact=True).base_offset
         return base_offset
 
     def _count_appended(self, context: CoordinatorContext, size_bytes: int) -> None:
@@ -541,7 +546,10 @@ class CoordinatorRuntime:
         per_batch = max(len(records), 1) if atomic else RECORDS_PER_BATCH
         for first in range(0, len(records), per_batch):
             part = records[first : first + per_batch]
-            batch = build_batch([(now_ms, key, value, ()) for key, value in part])
+            if len(part) == 1:
+                batch = build_single_record_batch(now_ms, *part[0])
+            else:
+                batch = build_batch([(now_ms, key, value, ()) for key, value in part])
             base_offset = self._append_batch(partition, batch, urgent=urgent)
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)

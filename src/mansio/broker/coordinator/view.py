@@ -40,7 +40,9 @@ class CoordinatorPartition(Protocol):
     def is_leadership_uncertain(self) -> bool:
         """Whether another broker may lead the partition now."""
 
-    def append(self, batch: Any, *, internal: bool = False, urgent: bool = True) -> Any: ...
+    def append(
+        self, batch: Any, *, internal: bool = False, urgent: bool = True, is_intact: bool = False
+    ) -> Any: ...
 
     def commit_promise(self, end_offset: int) -> Promise[None]: ...
 

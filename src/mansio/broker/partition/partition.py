@@ -492,7 +492,8 @@ class Partition:
         `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
         the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
         `transactional`: the request of the client is; if the batch is, too, the caller has verified its transaction.
-        `is_intact`: a client's batch in the broker's own memory, where `check_batch` has accepted it.
+        `is_intact`: the CRC need not be checked, because `check_batch` has accepted the batch in the broker's own
+        memory, or the broker has just encoded it.
         `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
         checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
         inspected here if the topic has a feature that needs it. `contents`: of an `internal` batch.

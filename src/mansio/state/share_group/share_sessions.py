@@ -83,11 +83,25 @@ class ShareSession:
     def partitions(self) -> list[TopicIdPartition]:
         """Return the partitions, rotated by one with each call, so that no partition is always the last to be
         served."""
+        found = self.upcoming_partitions()
+        self.rotate()
+        return found
+
+    def rotate(self) -> None:
+        """Rotate the partitions by one."""
+        self._rotation = (self._rotation + 1) % max(len(self._partitions), 1)
+
+    def upcoming_partitions(self) -> list[TopicIdPartition]:
+        """Return what the next call of `partitions` returns."""
         found = list(self._partitions)
-        if not found:
+        if len(found) < 2:
             return found
-        self._rotation = (self._rotation + 1) % len(found)
-        return found[self._rotation :] + found[: self._rotation]
+        rotation = (self._rotation + 1) % len(found)
+        return found[rotation:] + found[:rotation]
+
+    def __contains__(self, partition: TopicIdPartition) -> bool:
+        """Whether the session has the partition."""
+        return partition in self._partitions
 
     def missing(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
         """Return those of the given partitions that are not in the session."""
@@ -193,6 +207,15 @@ class ShareSessions:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
         self._remove(session)
         return session
+
+    def find(self, group: str, member: str, epoch: int) -> ShareSession | None:
+        """Return the session of a member if its next request has this epoch, otherwise None."""
+        session = self._sessions.get((group, member))
+        return session if session is not None and session.epoch == epoch else None
+
+    def advance(self, session: ShareSession, connection: Any) -> None:
+        """Handle a request, with the right epoch, that changes no partitions of the session."""
+        self._advance_epoch(session, connection)
 
     def has_session(self, group: str, member: str) -> bool:
         """Whether the member has a session on this broker."""

@@ -231,6 +231,32 @@ class BatchMap:
         if not found:
             self.free_from = self.end
 
+    def first_free(self) -> tuple[int, int] | None:
+        """Return the first offsets (first, last) that can be leased at once, and advance `free_from` to them; None if
+        those are the offsets from `end` on. As the first result of `free_batches`, in one call."""
+        if self.free_from < self.end:
+            batches = self._batches
+            for position in range(max(self._index(self.free_from), 0), len(batches)):
+                batch = batches[position]
+                if (
+                    batch.state == AVAILABLE
+                    and batch.deadline_ms == NEVER_MS
+                    and batch.pending_token == NOT_PENDING
+                ):
+                    self.free_from = batch.first
+                    return batch.first, batch.last
+            self.free_from = self.end
+        return None
+
+    def append(self, batch: InFlightBatch) -> None:
+        """Add a batch that begins at `end`."""
+        if batch.first != self.end:
+            message = f"a batch from {batch.first} on does not follow those below {self.end}"
+            raise ValueError(message)
+        self._batches.append(batch)
+        self._firsts.append(batch.first)
+        self.end = batch.last + 1
+
     def split(self, first: int, last: int) -> list[InFlightBatch]:
         """Split batches so that some cover exactly the offsets `first` to `last`, and return those. Offsets from `end`
         on get a new AVAILABLE batch. Raises `ValueError` if `first` is below `start`."""
@@ -405,6 +431,35 @@ class InFlightBatches:
             covered[-1] = (covered[-1][0], batch.last)
         else:
             covered.append((batch.first, batch.last))
+
+    def are_leased(self, member: str, first: int, last: int) -> bool:
+        """Whether all these offsets are leased to the member, and no update of them is pending."""
+        ranges = self.ranges
+        if not ranges.start <= first <= last < ranges.end:
+            return False
+        for batch in ranges.overlapping(first, last):
+            if batch.state != ACQUIRED or batch.holder != member or batch.pending_token != NOT_PENDING:
+                return False
+        return True
+
+    def lease_new(
+        self, first: int, last: int, token: int, member: str, deadline_ms: float, lease_ms: int
+    ) -> InFlightBatch:
+        """Lease offsets that were never delivered and begin at the end of the batches. Returns the new batch."""
+        batch = InFlightBatch(
+            first,
+            last,
+            ACQUIRED,
+            1,
+            holder=member,
+            deadline_ms=deadline_ms,
+            pending_token=token,
+            lease_ms=lease_ms,
+        )
+        self.ranges.append(batch)
+        self.leased_count += last - first + 1
+        self._pending_ranges[token].append((first, last))
+        return batch
 
     def _count_transition(self, was: int, state: int, size: int) -> None:
         if state == ACQUIRED:

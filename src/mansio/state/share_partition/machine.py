@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import math
 from itertools import groupby, takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import InvalidRecordState, InvalidRequest
@@ -366,6 +367,79 @@ class SharePartition:
         acquired = acquired_ranges(changed)
         # After a loss of updates, records are withheld for the group's lease duration: a longer lease must not be lost.
         durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
+        return acquired, self._update(token, changed, durable=durable, lease_bound=True)
+
+    # ------------------------------------------------------------------ accepting and leasing in one step
+
+    @property
+    def has_short_path(self) -> bool:
+        """Whether `next_range` and `exchange` can be used: any record may be delivered at any time, except those of
+        open and aborted transactions."""
+        return self._policy.may_skip and self._own is None and self._in_flight.key_order is None
+
+    def are_leased(self, member: str, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Whether all offsets of the ranges, which are ascending and disjoint, are leased to the member, and no update
+        of them is pending."""
+        in_flight, end = self._in_flight, -1
+        for first, last in ranges:
+            if first <= end or not in_flight.are_leased(member, first, last):
+                return False
+            end = last
+        return True
+
+    def next_range(self, max_records: int, readable_end: int, freed_count: int) -> tuple[int, int]:
+        """Return the offsets (first, last) that are leased next, at most `max_records`; `last` is below `first` if
+        there are none. `freed_count`: number of leased records that the same step accepts."""
+        self.high_watermark = max(self.high_watermark, readable_end)
+        in_flight = self._in_flight
+        free = in_flight.ranges.first_free()
+        first, last = (in_flight.ranges.end, acquisition.UNBOUNDED_LAST) if free is None else free
+        space = min(max_records, self.settings.record_locks_max - in_flight.leased_count + freed_count)
+        return first, min(last, first + space - 1, self._lease_end - 1, readable_end - 1)
+
+    def exchange(
+        self,
+        member: str,
+        accepted: Sequence[tuple[int, int]],
+        leased: tuple[int, int] | None,
+        now_ms: float,
+        lease_ms: int = -1,
+    ) -> tuple[list[AcquiredRange], Update]:
+        """Accept ranges for which `are_leased` is true, and lease offsets from the beginning of `next_range` on, in one
+        update. The result is that of `acknowledge`, followed by `acquire`. Returns the leased ranges and the update."""
+        in_flight = self._in_flight
+        token = in_flight.begin_update()
+        changed: list[InFlightBatch] = []
+        for first, last in accepted:
+            for batch in in_flight.ranges.split(first, last):
+                in_flight.change_state(batch, ACKNOWLEDGED, token)
+                changed.append(batch)
+        durable = bool(changed)
+        if leased is None:
+            return [], self._update(token, changed, durable=durable)
+        first, last = leased
+        lock_ms = self.settings.lock_ms
+        deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
+        if first == in_flight.ranges.end:
+            changed.append(in_flight.lease_new(first, last, token, member, deadline_ms, lease_ms))
+            acquired = [AcquiredRange(first, last, 1)]
+        else:
+            for batch in in_flight.ranges.split(first, last):
+                deliveries = batch.deliveries + 1
+                in_flight.change_state(
+                    batch,
+                    ACQUIRED,
+                    token,
+                    deliveries=deliveries,
+                    holder=member,
+                    deadline_ms=deadline_ms,
+                    lease_ms=lease_ms,
+                )
+                changed.append(batch)
+                durable |= deliveries > 1
+            changed.sort(key=attrgetter("first"))
+            acquired = acquired_ranges(changed)
+        durable |= lease_ms > lock_ms
         return acquired, self._update(token, changed, durable=durable, lease_bound=True)
 
     def _pass_others(self, own: OwnOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:

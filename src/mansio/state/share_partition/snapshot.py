@@ -40,6 +40,8 @@ from mansio.state.share_partition.types import (
 from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.state.share_partition.share_index import OwnOffsets
     from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, RedrivenRanges
 
@@ -115,22 +117,30 @@ class FoldedState:
             self._firsts.clear()
             self._changes.clear()
             self.start_offset = update.start_offset
-        start = self.start_offset = max(self.start_offset, update.start_offset)
-        for change in update.changes:
-            if change.last >= start:  # batches below the start are dropped
-                self._put_change(change)
+        self.apply_all((update,))
+
+    def apply_all(self, updates: Sequence[Update]) -> None:
+        """Apply updates, none of which is a whole state, in order. Ranges that a later one of them drops are not added:
+        of records that were leased and acknowledged meanwhile nothing remains, so most updates of a queue cost
+        little."""
+        start = self.start_offset = max([self.start_offset, *[each.start_offset for each in updates]])
+        for each in updates:
+            for change in each.changes:
+                if change.last >= start:  # batches below the start are dropped
+                    self._put_change(change)
+            if each.lease_bound > self.lease_bound:
+                self.lease_bound = each.lease_bound
+            if each.done_count >= 0:
+                self.done_count = each.done_count
+            if each.dead_ranges is not None:
+                self.dead_ranges = each.dead_ranges
+            for dead in each.added_dead_ranges:
+                insert_dead_range(self._dead, dead)
+            if each.redrives is not None:
+                self.redrives = each.redrives
+            if each.producer is not None:
+                self.producer = each.producer
         self._prune()
-        self.lease_bound = max(self.lease_bound, update.lease_bound)
-        if update.done_count >= 0:
-            self.done_count = update.done_count
-        if update.dead_ranges is not None:
-            self.dead_ranges = update.dead_ranges
-        for each in update.added_dead_ranges:
-            insert_dead_range(self._dead, each)
-        if update.redrives is not None:
-            self.redrives = update.redrives
-        if update.producer is not None:
-            self.producer = update.producer
 
     def _put_change(self, change: StateBatch) -> None:
         firsts, changes = self._firsts, self._changes

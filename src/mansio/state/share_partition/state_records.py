@@ -250,7 +250,8 @@ def decode_value(kind: int, raw: bytes) -> StateRecord:
 
 def encode_changes(changes: Iterable[StateBatch]) -> bytes:
     """Encode state batches as an array."""
-    return encode_array(_encode_batch(change) for change in changes)
+    pieces = [_encode_batch(change) for change in changes]
+    return b"".join((varint(len(pieces) + 1), *pieces))
 
 
 def read_changes(reader: Reader) -> tuple[StateBatch, ...]:

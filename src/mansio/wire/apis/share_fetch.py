@@ -32,7 +32,7 @@ from mansio.wire.apis.share_acknowledge import (
     read_topics,
     skip_tags,
 )
-from mansio.wire.headers import read_response_header, read_unsigned_varint, request_header
+from mansio.wire.headers import read_response_header, read_unsigned_varint, request_header, unsigned_varint
 from mansio.wire.primitives import (
     DECODE_ERRORS,
     ENTRIES_MAX,
@@ -66,6 +66,7 @@ __all__ = [
     "decode_response",
     "encode_request",
     "encode_response",
+    "encode_usual_response",
 ]
 
 _FRAME_START: Final = Struct(">iiB")
@@ -154,6 +155,35 @@ def encode_response(
     length = 5 + sent_bytes + len(pieces[-1])
     pieces[0] = _FRAME_START.pack(length, correlation_id, 0) + pieces[0]
     return pieces
+
+
+_USUAL_RESPONSE: Final = Struct(">iiBihBiB16sBihBhBiiB")
+"""Frame length, correlation id; throttle time, error code and message; duration of the leases; one topic; one partition
+with two codes and null messages, and no leader."""
+_USUAL_END: Final = Struct(">BqqhBBBBB")
+"""One acquired range; ends of the range, the partition, and the topic; no endpoints; end of the response."""
+
+
+def encode_usual_response(
+    correlation_id: int,
+    topic_id: bytes,
+    index: int,
+    lock_ms: int,
+    records: Any,
+    records_bytes: int,
+    acquired: tuple[int, int, int],
+) -> tuple[bytes, Any, bytes]:
+    """As `encode_response`, for one partition with one acquired range and without an error."""
+    count = unsigned_varint(records_bytes + 1)
+    length = _USUAL_RESPONSE.size - 4 + len(count) + records_bytes + _USUAL_END.size
+    return (
+        _USUAL_RESPONSE.pack(
+            length, correlation_id, 0, 0, 0, 0, lock_ms, 2, topic_id, 2, index, 0, 0, 0, 0, -1, -1, 0
+        )
+        + count,
+        records,
+        _USUAL_END.pack(2, *acquired, 0, 0, 0, 1, 0),
+    )
 
 
 def _pack_partition(partition: SharePartitionData) -> bytes:
@@ -274,6 +304,12 @@ _LEASE_FIELD_START: Final = b"\xa0\x9c\x01\x08"
 _KEEP_FIELD: Final = b"\xa1\x9c\x01\x01\x01"
 """Tagged field with `KEEP_TAG` and the value true."""
 
+_USUAL_FIELDS: Final = Struct(">iiiiiibbB")  # as `_FETCH_FIELDS_AND_MODE`, and the number of topics
+_USUAL_PARTITION: Final = Struct(">16sBiB")  # topic id, number of partitions, index, number of batches
+_USUAL_BATCH: Final = Struct(">qqBcB")  # range, number of types, type, number of tagged fields
+_NONE, _ONE, _LONGER = 1, 2, 0x80
+"""First bytes of compact lengths: 0, 1, and one of several bytes."""
+
 
 class ShareFetchRequest(NamedTuple):
     """Request. `topics` are (topic id, [AckPartition]): partitions to add to the share session, with acknowledgements;
@@ -300,12 +336,78 @@ class ShareFetchRequest(NamedTuple):
 def decode_request(version: int, frame: memoryview, position: int) -> ShareFetchRequest:
     """Decode the request whose body starts at `position` of `frame`. Raises `WireError`."""
     try:
+        if version >= RENEWAL_VERSION_MIN:
+            found = _decode_usual_request(frame, position)
+            if found is not None:
+                return found
         request, position = _decode_request(version, frame, position)
     except DECODE_ERRORS as error:
         raise WireError("not a ShareFetch request") from error
     if position != len(frame):
         raise WireError(f"{len(frame) - position} bytes after the end of a ShareFetch request")
     return request
+
+
+def _decode_usual_request(frame: memoryview, position: int) -> ShareFetchRequest | None:
+    """As `_decode_request`, with a fourth of the calls, for a request about at most one partition, with one type for
+    each acknowledged range. Returns None for any other request, and for an invalid one. Raises `DECODE_ERRORS`."""
+    group_end = position + (frame[position] or 1)
+    member_end = group_end + (frame[group_end] or 1)
+    if frame[position] >= _LONGER or frame[group_end] >= _LONGER:
+        return None
+    group_id, member_id = _decode_member(bytes(frame[position:member_end]))
+    epoch, wait_ms, min_bytes, max_bytes, max_records, batch_size, mode, renews, topic_count = (
+        _USUAL_FIELDS.unpack_from(frame, member_end)
+    )
+    position = member_end + _USUAL_FIELDS.size
+    topics: list[Topic] = []
+    if topic_count == _ONE:
+        topic_id, partition_count, index, batch_count = _USUAL_PARTITION.unpack_from(frame, position)
+        position += _USUAL_PARTITION.size
+        if partition_count != _ONE or not 0 < batch_count < _LONGER:
+            return None
+        batches: list[AckBatch] = []
+        for _ in range(batch_count - 1):
+            first, last, type_count, types, tag_count = _USUAL_BATCH.unpack_from(frame, position)
+            if type_count != _ONE or tag_count:
+                return None
+            batches.append(AckBatch(first, last, types))
+            position += _USUAL_BATCH.size
+        if frame[position] or frame[position + 1]:  # tagged fields
+            return None
+        position += 2
+        topics.append((topic_id, [AckPartition(index, batches)]))
+    elif topic_count != _NONE:
+        return None
+    if frame[position] != _NONE:
+        return None
+    lease_ms, keeps_leases, position = _read_own_fields(frame, position + 1)
+    if position != len(frame):
+        return None
+    return ShareFetchRequest(
+        group_id,
+        member_id,
+        epoch,
+        wait_ms,
+        min_bytes,
+        max_bytes,
+        max_records,
+        batch_size,
+        mode,
+        renews != 0,
+        topics,
+        [],
+        lease_ms,
+        keeps_leases,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _decode_member(names: bytes) -> tuple[str | None, str | None]:
+    """Decode a group id and a member id."""
+    view = memoryview(names)
+    group_id, position = read_compact_string(view, 0)
+    return group_id, read_compact_string(view, position)[0]
 
 
 def _decode_request(version: int, frame: memoryview, position: int) -> tuple[ShareFetchRequest, int]:

@@ -315,6 +315,17 @@ def build_batch(
     )
 
 
+def build_single_record_batch(timestamp_ms: int, key: bytes | None, value: bytes | None) -> bytes:
+    """Encode one uncompressed batch of one record without headers, as `build_batch` does but faster."""
+    parts = (
+        _NULL_LENGTH if key is None else varint(len(key)) + key,
+        _NULL_LENGTH if value is None else varint(len(value)) + value,
+    )
+    record = b"\0\0\0%b%b\0" % parts  # attributes, timestamp and offset deltas; no headers
+    fields = (0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)
+    return _encode(varint(len(record)) + record, fields, Codec.NONE, 0, -1)
+
+
 def build_value_only_batch(
     timestamps_ms: Sequence[int],
     values: Sequence[bytes],

@@ -512,11 +512,9 @@ class KafkaServer:
         if key == ApiKey.FETCH:
             return fetch.fetch(self.service, connection, header, frame)
         if key == ApiKey.SHARE_FETCH:
-            share_fetch.share_fetch(self.service, connection, header, frame)
-            return None
+            return share_fetch.share_fetch(self.service, connection, header, frame)
         if key == ApiKey.SHARE_ACKNOWLEDGE:
-            share_fetch.share_acknowledge(self.service, connection, header, frame)
-            return None
+            return share_fetch.share_acknowledge(self.service, connection, header, frame)
         if key in HANDSHAKE_KEYS:
             certificate_sha256 = self._certificate_sha256(connection)
             return handshake(self.service, connection, header, frame, certificate_sha256)

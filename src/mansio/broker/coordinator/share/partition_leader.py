@@ -106,6 +106,16 @@ class AcquiredRecords(NamedTuple):
         return sum(last - first + 1 for first, last, _ in self.acquired)
 
 
+class PlannedExchange(NamedTuple):
+    """What a request of a member changes in the share partition of `leader`: ranges to accept, the range to lease, None
+    for no record, and the part of the log with its records."""
+
+    leader: SharePartitionLeader
+    accepted: Sequence[tuple[int, int]]
+    leased: tuple[int, int] | None = None
+    records: LogSlice | None = None
+
+
 class DeadLetterSink(Protocol):
     """Receives records to be dead-lettered; implemented by `broker.coordinator.share.dead_letter_manager`."""
 
@@ -552,6 +562,67 @@ class SharePartitionLeader:
             ]
         return AcquiredRecords(self, acquired, update, slices, sum(each.length for each in slices))
 
+    def plan_exchange(
+        self,
+        member: str,
+        accepted: Sequence[tuple[int, int]],
+        max_records: int,
+        max_bytes: int,
+        *,
+        strict: bool,
+    ) -> PlannedExchange | None:
+        """Plan to accept leased ranges, and to lease the next records, at most `max_records`: the usual request, in one
+        step. Changes nothing. `strict`: see `acquire`.
+
+        Returns None if `acknowledge` and `acquire` have to decide: about an invalid request, records that are offered
+        again, a group with an order, damage, and in general about whatever is not usual."""
+        machine, partition = self._state_machine, self.partition
+        if (
+            machine is None
+            or self.end_error is not None
+            or partition.start_offset != self._log_start
+            or not machine.has_short_path
+            or not partition.is_leader
+            or partition.closed
+            or partition.leader_epoch != self.leader_epoch
+            or partition.is_leadership_uncertain
+            or not machine.are_leased(member, accepted)
+        ):
+            return None
+        settings = machine.settings
+        if not max_records:
+            return PlannedExchange(self, accepted)
+        end = partition.readable_end(READ_COMMITTED if settings.is_committed_only else READ_UNCOMMITTED)
+        freed_count = sum([last - first + 1 for first, last in accepted])
+        first, last = machine.next_range(max_records, end, freed_count)
+        if last < first:
+            return PlannedExchange(self, accepted)
+        is_new = first == machine.ranges.end
+        if not is_new and (not strict or last - first + 1 < max_records):
+            return None  # records that are offered again may lie in several ranges
+        producers = partition.producers
+        if settings.is_committed_only and producers is not None and producers.transactions.aborted_count:
+            return None
+        try:
+            found = partition.log.read_range(first, last, max_bytes, end)
+        except MansioError:
+            return None
+        if found is None or found.length > max_bytes or found.next_offset <= first:
+            return None
+        if not strict:  # the whole batch, as far as locks are free
+            _, last = machine.next_range(found.next_offset - first, end, freed_count)
+        return PlannedExchange(self, accepted, (first, min(last, found.next_offset - 1)), found)
+
+    def exchange(
+        self, plan: PlannedExchange, member: str, lease_ms: int
+    ) -> tuple[list[AcquiredRange], Update]:
+        """Carry out a plan that was made in the same iteration of the event loop. Returns the leased ranges and the
+        update, which has to be stored. `lease_ms`: duration of the leases, -1 for the group's."""
+        self.last_used_ms = now_ms = self._dependencies.clock.monotonic() * 1000
+        return self.call_machine(
+            self.state_machine.exchange, member, plan.accepted, plan.leased, now_ms, lease_ms
+        )
+
     def _aborted_ranges(
         self, read: Sequence[tuple[int, int]], slices: Sequence[LogSlice]
     ) -> list[tuple[int, int]]:
@@ -709,12 +780,14 @@ class SharePartitionLeader:
             self._on_written(write, error)
 
     def _on_written(self, write: CombinedWrite, outcome: Exception | None) -> None:
+        if not write.callbacks:
+            return  # a defect was reported after the begin of the write
         error: MansioError | None = None
         if outcome is None and self.end_error is None:
             try:
                 self._mark_persisted(write.updates)
             except Exception as defect:  # noqa: BLE001 - as above
-                outcome = defect
+                outcome = without_traceback(defect)
         if isinstance(outcome, MansioError):
             error = without_traceback(outcome)
             self._end_after_failed_write(error)
@@ -722,9 +795,11 @@ class SharePartitionLeader:
             error = self._end_after_defect(outcome)
         elif self.end_error is not None:
             error = self.end_error
-        self._writes.finish(write)
-        for on_stored in write.callbacks:
-            on_stored(error)
+        for on_stored in self._writes.finish(write):
+            try:
+                on_stored(error)
+            except Exception as defect:  # noqa: BLE001 - as above
+                self._end_after_defect(defect)
         if error is None:
             self.wake()
 

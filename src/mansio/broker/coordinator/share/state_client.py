@@ -209,12 +209,7 @@ class RoutingPersister:
         on_stored: Callable[[MansioError | None], None],
     ) -> None:
         read_session = self._read_sessions.get(key)
-        if (
-            update.is_snapshot
-            or read_session is None
-            or not read_session.session
-            or not self._is_local(key)
-        ):
+        if update.is_snapshot or read_session is None or not read_session.session or not self._is_local(key):
             report = self._write_and_report(key, state_epoch, leader_epoch, update, on_stored)
             self._scheduler.spawn(report, name="write share state")
             return
@@ -236,7 +231,9 @@ class RoutingPersister:
         update: Update,
         on_stored: Callable[[MansioError | None], None],
     ) -> None:
-        outcome: MansioError = CoordinatorNotAvailable(f"the state of {key.group} was not stored: interrupted")
+        outcome: MansioError = CoordinatorNotAvailable(
+            f"the state of {key.group} was not stored: interrupted"
+        )
         error: MansioError | None = outcome
         try:
             await self.write(key, state_epoch, leader_epoch, update)

@@ -71,6 +71,10 @@ PINNED_SEGMENTS_MAX: Final = 8
 REWRITTEN_RANGES_MAX: Final = 100_000
 """Maximum number of offset ranges in the snapshots that one call of `prune` rewrites."""
 
+UNFOLDED_UPDATES_MAX: Final = 64
+"""Number of updates after which the state of a share partition is computed, if nobody asks for it before: together they
+cost less than one by one."""
+
 _SESSION_BITS: Final = 32
 
 
@@ -536,14 +540,15 @@ class WriteToken(NamedTuple):
 class PersistedShareState:
     """State of one share partition in the store.
 
-    `folded`: the result of the snapshot at `snapshot_offset` and all later updates. `session`: the read session of the
-    last read. `last_write_numbers`: the number of the last non-durable and of the last durable write of that session.
+    `session`: the read session of the last read. `last_write_numbers`: the number of the last non-durable and of the
+    last durable write of that session.
     `has_all_leases`: no lease can be missing, even if the log was not complete when it was loaded.
     """
 
     __slots__ = (
+        "_folded",
+        "_unfolded",
         "created_ms",
-        "folded",
         "has_all_leases",
         "index",
         "key",
@@ -566,7 +571,9 @@ class PersistedShareState:
         self.state_epoch = 0
         self.leader_epoch = UNCHANGED
         self.snapshot_epoch = UNCHANGED
-        self.folded = FoldedState()
+        self._folded = FoldedState()
+        self._unfolded: list[Update] = []
+        """Updates in the log that are not applied to `_folded` yet."""
         self.snapshot_offset = 0
         self.snapshot_ms = 0.0
         self.created_ms = UNCHANGED
@@ -582,8 +589,9 @@ class PersistedShareState:
         """Replace the state by a snapshot in the log at `offset`."""
         self.state_epoch, self.leader_epoch = stored.state_epoch, stored.leader_epoch
         self.snapshot_epoch, self.created_ms = stored.snapshot_epoch, stored.created_ms
-        self.folded = FoldedState()
-        self.folded.apply(stored.update)
+        self._folded = FoldedState()
+        self._unfolded.clear()
+        self._folded.apply(stored.update)
         self.snapshot_offset, self.snapshot_ms = offset, now_ms
         self.update_count = 0
 
@@ -591,8 +599,21 @@ class PersistedShareState:
         """Apply an update in the log; an update of an older snapshot is ignored."""
         if stored.snapshot_epoch == self.snapshot_epoch:
             self.leader_epoch = max(self.leader_epoch, stored.leader_epoch)
-            self.folded.apply(stored.update)
+            self._unfolded.append(stored.update)
             self.update_count += 1
+            if len(self._unfolded) >= UNFOLDED_UPDATES_MAX:
+                self._fold()
+
+    @property
+    def folded(self) -> FoldedState:
+        """The result of the snapshot at `snapshot_offset` and all later updates."""
+        if self._unfolded:
+            self._fold()
+        return self._folded
+
+    def _fold(self) -> None:
+        updates, self._unfolded = self._unfolded, []
+        self._folded.apply_all(updates)
 
     def next_snapshot(self, *, leader_epoch: int, wall_ms: int, update: Update | None = None) -> StateRecord:
         """Return the next snapshot, with the state in `update` (which is a whole state), or else the current state."""

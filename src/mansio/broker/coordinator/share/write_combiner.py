@@ -51,6 +51,11 @@ class CombinedWrite:
             self.durable |= each.durable
             self.range_count += len(each.changes)
 
+    def take_callbacks(self) -> list[OnStored]:
+        """Return the functions to call, the first time only."""
+        callbacks, self.callbacks = self.callbacks, []
+        return callbacks
+
 
 class WriteCombiner:
     """Order of the writes of one share partition."""
@@ -119,8 +124,10 @@ class WriteCombiner:
         else:
             self._start_or_queue(write)
 
-    def finish(self, write: CombinedWrite) -> None:
-        """Remove a write that was stored or failed, and start the next ones. The caller then calls its `callbacks`."""
+    def finish(self, write: CombinedWrite) -> list[OnStored]:
+        """Remove a write that was stored or has failed, and start the next ones. Returns the functions to call with the
+        outcome."""
+        callbacks = write.take_callbacks()
         self._in_flight_count -= 1
         if write.is_snapshot:
             self._snapshot_in_flight = False
@@ -128,6 +135,7 @@ class WriteCombiner:
             self._durable_in_flight = False
         if self._queue:
             self._start_queued_writes()
+        return callbacks
 
     def end(self) -> None:
         """Begin all waiting writes after the share partition's leader has ended, so that they fail with its error."""

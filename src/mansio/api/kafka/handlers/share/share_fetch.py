@@ -11,11 +11,13 @@ leased records cannot wait for more to arrive.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from mansio.api.kafka.connections.connection_grants import new_grants
 from mansio.broker.routing.routes import available_leader
+from mansio.broker.services.share_groups.exchange import ShareExchange, plan_exchange
 from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
@@ -32,7 +34,7 @@ from mansio.errors import (
     MansioError,
     NotLeaderOrFollower,
 )
-from mansio.state.share_partition.types import AcknowledgementBatch
+from mansio.state.share_partition.types import ACCEPT, LEASE_MS_MAX, AcknowledgementBatch
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge as acknowledge_wire
 from mansio.wire.apis import share_fetch as wire
@@ -49,20 +51,143 @@ if TYPE_CHECKING:
     from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import ServedListener
+    from mansio.broker.services.share_groups.exchange import Accepted
     from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
-    from mansio.wire.apis.share_acknowledge import AckPartition
+    from mansio.state.share_group.share_sessions import ShareSession
+    from mansio.wire.apis.share_acknowledge import AckPartition, Topic
     from mansio.wire.apis.share_fetch import ShareFetchRequest
     from mansio.wire.headers import RequestHeader
     from mansio.wire.topic_partition import TopicIdPartition
 
+_ACCEPT: Final = bytes((ACCEPT,))
+
 
 def share_fetch(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
-) -> None:
-    """Decode a ShareFetch request and start a task that answers it. Raises `WireError`."""
+) -> Sequence[ResponsePart] | None:
+    """Process a ShareFetch request. Return the response, or None if it is sent later. Raises `WireError`."""
     request = wire.decode_request(header.api_version, frame, header.body_position)
-    fetch = _ShareFetch(service, connection, header, request)
-    service.scheduler.spawn(fetch.run(), name="share fetch")
+    exchange = _plan_exchange(service, connection, header, request)
+    if exchange is None:
+        fetch = _ShareFetch(service, connection, header, request)
+        service.scheduler.spawn(fetch.run(), name="share fetch")
+        return None
+    exchange.start(request.member_id or "", request.lease_ms)
+    if exchange.is_complete:
+        return _encode_exchange(service, connection, header, exchange)
+    connection.queue_exclusive_response(exchange)
+    return None
+
+
+def _plan_exchange(
+    service: BrokerServices, connection: Connection, header: RequestHeader, request: ShareFetchRequest
+) -> ShareExchange | None:
+    """Return the exchange that the request asks for, after the share session has advanced; None if `_ShareFetch` has to
+    process it."""
+    if (
+        request.forgotten_topics
+        or request.is_renew_ack
+        or request.max_records < 0
+        or request.max_bytes < 0
+        or request.acquire_mode not in (wire.BATCH_OPTIMIZED, RECORD_LIMIT)
+        or not -1 <= request.lease_ms <= LEASE_MS_MAX
+        or service.quotas.active is not None
+    ):
+        return None
+    found = _find_session(service, request.group_id, request.member_id, request.session_epoch, request.topics)
+    if found is None:
+        return None
+    session, accepted = found
+    wants_records = request.max_records > 0 and request.max_bytes > 0
+    candidates = session.upcoming_partitions() if wants_records else ()
+    if service.authorization.is_enabled and not _may_read(
+        connection.grants, session.group, candidates, accepted
+    ):
+        return None
+    plans = plan_exchange(
+        service.share_partition_manager,
+        session.group,
+        session.member,
+        accepted,
+        candidates,
+        max_records=request.max_records,
+        max_bytes=min(request.max_bytes, service.settings.fetch_max_bytes),
+        strict=request.acquire_mode == RECORD_LIMIT,
+    )
+    if plans is None:
+        return None
+    service.share_partition_manager.sessions.advance(session, connection)
+    if len(candidates) > 1:
+        session.rotate()
+    return ShareExchange(plans, partial(_respond, service, connection, header))
+
+
+def _find_session(
+    service: BrokerServices, group: str | None, member: str | None, epoch: int, topics: Sequence[Topic]
+) -> tuple[ShareSession, Accepted | None] | None:
+    """Return the session of a request that changes no partitions of it, and what it accepts; None if the request does
+    anything else, or is invalid."""
+    if len(topics) > 1 or epoch <= OPEN_SHARE_SESSION_EPOCH or not group or not member:
+        return None
+    session = service.share_partition_manager.sessions.find(group, member, epoch)
+    if session is None or not topics:
+        return None if session is None else (session, None)
+    topic_id, parts = topics[0]
+    if len(parts) != 1 or (place := (topic_id, parts[0].index)) not in session:
+        return None
+    ranges = []
+    for first, last, types in parts[0].batches:
+        if types != _ACCEPT and types != _ACCEPT * (last - first + 1):
+            return None
+        ranges.append((first, last))
+    return session, ((place, ranges) if ranges else None)
+
+
+def _may_read(
+    grants: Grants | None, group: str, partitions: Sequence[TopicIdPartition], accepted: Accepted | None
+) -> bool:
+    """Whether it is known that the client may read in the group and the topics now."""
+    if grants is None or grants.revision != grants.rules.revision or group not in grants.groups:
+        return False
+    readable = grants.readable
+    return (accepted is None or accepted[0][0] in readable) and all(
+        topic_id in readable for topic_id, _ in partitions
+    )
+
+
+def _respond(
+    service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
+) -> None:
+    try:
+        exchange.respond(_encode_exchange(service, connection, header, exchange))
+    except BaseException:
+        connection.abort()  # there will be no response
+        raise
+    connection.on_response_complete(exchange)
+
+
+def _encode_exchange(
+    service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
+) -> Sequence[ResponsePart]:
+    usual = exchange.usual_result()
+    if usual is not None:
+        plan, acquired = usual
+        key, records = plan.leader.key, plan.records
+        assert records is not None, "records are leased"
+        service.fetch.counters.count_fetch(records.length)
+        return wire.encode_usual_response(
+            header.correlation_id,
+            key.topic_id,
+            key.partition,
+            exchange.lock_ms,
+            records,
+            records.length,
+            acquired,
+        )
+    leaders = LeaderHints(service, connection.listener)
+    received, results = exchange.results()
+    merged = _merge_results(received, results, leaders)
+    return _encode(service, connection, header, merged, leaders, exchange.lock_ms)
 
 
 def answer_parked_requests(service: BrokerServices) -> None:
@@ -103,7 +228,8 @@ class _ShareFetch:
                 parts = await self._process()
             except MansioError as error:
                 self._service.statistics.count_error(int(ApiKey.SHARE_FETCH), error.kafka_code)
-                parts = self._encode({}, LeaderHints(self._service, self._connection.listener), 0, error)
+                leaders = LeaderHints(self._service, self._connection.listener)
+                parts = _encode(self._service, self._connection, self._header, {}, leaders, 0, error)
             pending_response.on_lost(None)
             if not pending_response.is_abandoned:
                 pending_response.answer(parts)
@@ -168,9 +294,9 @@ class _ShareFetch:
             await shares.release_leases(group, member)
         leaders = LeaderHints(service, self._connection.listener)
         lock_ms = receive.lock_ms if receive is not None else 0
-        return self._encode(
-            _merge_results(received, results, leaders), leaders, lock_ms or find_lock_ms(results)
-        )
+        merged = _merge_results(received, results, leaders)
+        lock_ms = lock_ms or find_lock_ms(results)
+        return _encode(service, self._connection, self._header, merged, leaders, lock_ms)
 
     def _check(self, parts: Sequence[PartitionAcknowledgements]) -> bool:
         """Check the request and return whether the member wants records. Raises `InvalidRequest`."""
@@ -192,39 +318,39 @@ class _ShareFetch:
             raise InvalidRequest("a new share session has nothing to acknowledge")
         return wants_records and not request.is_renew_ack
 
-    def _encode(
-        self,
-        partitions: dict[TopicIdPartition, SharePartitionData],
-        leaders: LeaderHints,
-        lock_ms: int,
-        error: MansioError | None = None,
-    ) -> Sequence[ResponsePart]:
-        service = self._service
-        topics: dict[bytes, list[SharePartitionData]] = {}
-        sent_bytes = 0
-        for (topic_id, _), data in partitions.items():
-            topics.setdefault(topic_id, []).append(data)
-            sent_bytes += data.records_bytes
-            if data.error_code:
-                service.statistics.count_error(int(ApiKey.SHARE_FETCH), data.error_code)
-        quotas, throttle_ms = service.quotas.active, 0
-        if quotas is not None:
-            throttle_ms = quotas.record_fetch(
-                self._connection.session.user, self._header.client_id, sent_bytes
-            )
-            if throttle_ms:
-                self._connection.pause_reading_ms(throttle_ms)
-        service.fetch.counters.count_fetch(sent_bytes)
-        return wire.encode_response(
-            self._header.api_version,
-            self._header.correlation_id,
-            list(topics.items()),
-            lock_ms=lock_ms,
-            throttle_ms=throttle_ms,
-            error_code=0 if error is None else error.kafka_code,
-            error_message=None if error is None else error.message,
-            endpoints=leaders.endpoints,
-        )
+
+def _encode(
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    partitions: dict[TopicIdPartition, SharePartitionData],
+    leaders: LeaderHints,
+    lock_ms: int,
+    error: MansioError | None = None,
+) -> Sequence[ResponsePart]:
+    topics: dict[bytes, list[SharePartitionData]] = {}
+    sent_bytes = 0
+    for (topic_id, _), data in partitions.items():
+        topics.setdefault(topic_id, []).append(data)
+        sent_bytes += data.records_bytes
+        if data.error_code:
+            service.statistics.count_error(int(ApiKey.SHARE_FETCH), data.error_code)
+    quotas, throttle_ms = service.quotas.active, 0
+    if quotas is not None:
+        throttle_ms = quotas.record_fetch(connection.session.user, header.client_id, sent_bytes)
+        if throttle_ms:
+            connection.pause_reading_ms(throttle_ms)
+    service.fetch.counters.count_fetch(sent_bytes)
+    return wire.encode_response(
+        header.api_version,
+        header.correlation_id,
+        list(topics.items()),
+        lock_ms=lock_ms,
+        throttle_ms=throttle_ms,
+        error_code=0 if error is None else error.kafka_code,
+        error_message=None if error is None else error.message,
+        endpoints=leaders.endpoints,
+    )
 
 
 def _merge_results(
@@ -321,14 +447,68 @@ class LeaderHints:
 
 def share_acknowledge(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
-) -> None:
-    """Decode a ShareAcknowledge request and start a task that answers it. Raises `WireError`."""
+) -> Sequence[ResponsePart] | None:
+    """Process a ShareAcknowledge request. Return the response, or None if it is sent later. Raises `WireError`."""
     request = acknowledge_wire.decode_request(header.api_version, frame, header.body_position)
+    exchange = _plan_acknowledgement(service, connection, header, request)
+    if exchange is not None:
+        exchange.start(request.member_id or "", -1)
+        if exchange.is_complete:
+            return (_encode_acknowledgement(service, connection, header, exchange),)
+        connection.queue_exclusive_response(exchange)
+        return None
     grants = connection.grants
     if grants is None and service.authorization.is_enabled:
         grants = new_grants(service, connection, header.client_id)
     work = _answer(service, connection, header, request, grants, connection.defer_response())
     service.scheduler.spawn(work, name="share acknowledge")
+    return None
+
+
+def _plan_acknowledgement(
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    request: acknowledge_wire.ShareAcknowledgeRequest,
+) -> ShareExchange | None:
+    """As `_plan_exchange`; None if `_answer` has to process the request."""
+    if request.is_renew_ack:
+        return None
+    found = _find_session(service, request.group_id, request.member_id, request.session_epoch, request.topics)
+    if found is None:
+        return None
+    session, accepted = found
+    if accepted is None or (
+        service.authorization.is_enabled and not _may_read(connection.grants, session.group, (), accepted)
+    ):
+        return None
+    shares = service.share_partition_manager
+    plans = plan_exchange(
+        shares, session.group, session.member, accepted, (), max_records=0, max_bytes=0, strict=True
+    )
+    if plans is None:
+        return None
+    shares.sessions.advance(session, connection)
+    return ShareExchange(plans, partial(_respond_acknowledged, service, connection, header))
+
+
+def _respond_acknowledged(
+    service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
+) -> None:
+    try:
+        exchange.respond((_encode_acknowledgement(service, connection, header, exchange),))
+    except BaseException:
+        connection.abort()  # there will be no response
+        raise
+    connection.on_response_complete(exchange)
+
+
+def _encode_acknowledgement(
+    service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
+) -> bytes:
+    _, results = exchange.results()
+    response = _acknowledged(service, connection, results, exchange.lock_ms)
+    return acknowledge_wire.encode_response(header.api_version, header.correlation_id, response)
 
 
 async def _answer(
@@ -374,12 +554,16 @@ async def _acknowledge(
     await share.store_acknowledgements(results)
     if session.releases_leases and not sessions.has_session(group, member):
         await service.share_partition_manager.release_leases(group, member)
+    return _acknowledged(service, connection, results, find_lock_ms(results))
+
+
+def _acknowledged(
+    service: BrokerServices, connection: Connection, results: Sequence[AcknowledgeResult], lock_ms: int
+) -> ShareAcknowledgeResponse:
     topics: dict[bytes, list[AckResult]] = {}
     leaders = LeaderHints(service, connection.listener)
     for result in results:
         code, message = error_for_client(result.error)
         leader = leaders.leader_of(result.topic_id, result.partition, result.error)
         topics.setdefault(result.topic_id, []).append(AckResult(result.partition, code, message, *leader))
-    return ShareAcknowledgeResponse(
-        0, 0, None, find_lock_ms(results), list(topics.items()), leaders.endpoints
-    )
+    return ShareAcknowledgeResponse(0, 0, None, lock_ms, list(topics.items()), leaders.endpoints)
