@@ -327,6 +327,19 @@ def test_folded_updates_have_the_latest_state_of_every_offset(updates: list[Upda
 
 
 @given(st.lists(SMALL_UPDATES, max_size=8), st.integers(0, 8))
+def test_updates_that_are_folded_together_give_the_state_of_those_folded_one_by_one(
+    updates: list[Update], together: int
+) -> None:
+    one_by_one, in_two = FoldedState(), FoldedState()
+    plain = [update._replace(is_snapshot=False) for update in updates]
+    for update in plain:
+        one_by_one.apply(update)
+    for part in (plain[:together], plain[together:]):
+        in_two.apply_all(part)
+    assert state_of(in_two) == state_of(one_by_one)
+
+
+@given(st.lists(SMALL_UPDATES, max_size=8), st.integers(0, 8))
 def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Update], truncated: int) -> None:
     straight = FoldedState()
     for update in updates:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import (
     build_batch,
+    build_single_record_batch,
     build_value_only_batch,
     encode_records,
     encode_value_only_records,
@@ -46,6 +47,14 @@ def test_columns_equal_rows_where_varints_grow(sizes: tuple[int, ...]) -> None:
         for stamps in ([BASE_MS] * count, [BASE_MS + number * 60 // count for number in range(count)]):
             expected = bytes(encode_records(rows(stamps, values)))
             assert encode_value_only_records(stamps, values) == expected, count
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 70, b"k" * 9000])
+@pytest.mark.parametrize("value", [None, b"", b"v" * 70, b"v" * 9000])
+def test_the_batch_of_a_single_record_equals_the_general_batch(
+    key: bytes | None, value: bytes | None
+) -> None:
+    assert build_single_record_batch(BASE_MS, key, value) == build_batch([(BASE_MS, key, value, ())])
 
 
 @pytest.mark.parametrize("codec", Codec)

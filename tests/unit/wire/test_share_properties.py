@@ -19,6 +19,7 @@ from mansio.wire.apis.share_fetch import SharePartitionData
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.headers import read_request_header, response_header
+from mansio.wire.primitives import DECODE_ERRORS
 from support.tiers import examples
 from unit.wire.kio_oracle import kio_bytes, random_message
 
@@ -137,6 +138,100 @@ def test_own_fields_of_a_share_fetch_request(version: int, lease_ms: int, keeps_
     for end in range(len(body)):
         with pytest.raises(WireError):
             share_fetch.decode_request(version, memoryview(body[:end]), 0)
+
+
+def general_result(frame: bytes) -> Any:
+    """The request in `frame` as decoded by the code for any request; None if it is invalid."""
+    try:
+        request, position = share_fetch._decode_request(2, memoryview(frame), 0)
+    except (*DECODE_ERRORS, WireError):
+        return None
+    return request if position == len(frame) else None
+
+
+NAMES = st.text(st.characters(max_codepoint=300), max_size=4) | st.sampled_from(
+    ["x" * 126, "x" * 127, "x" * 200]
+)
+
+
+@settings(max_examples=examples(100, 1000), deadline=None)
+@given(
+    names=st.tuples(NAMES, NAMES),
+    wants=st.lists(st.integers(-1, 2**31 - 1), min_size=6, max_size=6),
+    mode=st.integers(0, 2),
+    renews=st.booleans(),
+    topics=st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 9), st.lists(st.binary(min_size=1, max_size=2), max_size=3)), max_size=2
+        ),
+        max_size=2,
+    ),
+    forgets=st.booleans(),
+    own=st.tuples(st.sampled_from([-1, 0, 60_000]), st.booleans()),
+    change=st.none() | st.tuples(st.integers(0, 2**16), st.integers(0, 255)),
+    cut=st.none() | st.integers(0, 2**16),
+)
+def test_a_usual_share_fetch_request_is_decoded_as_any_other(
+    names: tuple[str, str],
+    wants: list[int],
+    mode: int,
+    renews: bool,
+    topics: list[list[tuple[int, list[bytes]]]],
+    forgets: bool,
+    own: tuple[int, bool],
+    change: tuple[int, int] | None,
+    cut: int | None,
+) -> None:
+    epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size = wants
+    encoded = share_fetch.encode_request(
+        2,
+        77,
+        "me",
+        *names,
+        epoch,
+        [
+            (
+                bytes([number]) * 16,
+                [
+                    AckPartition(
+                        index, [AckBatch(first, first + 1, types) for first, types in enumerate(batches)]
+                    )
+                    for index, batches in parts
+                ],
+            )
+            for number, parts in enumerate(topics)
+        ],
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        max_records=max_records,
+        batch_size=batch_size,
+        acquire_mode=mode,
+        is_renew_ack=renews,
+        forgotten_topics=[(bytes(16), [1])] if forgets else [],
+        lease_ms=own[0],
+        keeps_leases=own[1],
+    )
+    body = bytearray(body_of_request(encoded, ApiKey.SHARE_FETCH, 2))
+    if change is not None:
+        body[change[0] % len(body)] = change[1]
+    frame = bytes(body if cut is None else body[: cut % len(body)])
+    expected = general_result(frame)
+    if expected is None:
+        with pytest.raises(WireError):
+            share_fetch.decode_request(2, memoryview(frame), 0)
+    else:
+        assert share_fetch.decode_request(2, memoryview(frame), 0) == expected
+
+
+@pytest.mark.parametrize("version", FETCH)
+@pytest.mark.parametrize("size", [1, 126, 127, 128, 16_383, 16_384, 3_000_000])
+def test_a_usual_share_fetch_response_has_the_bytes_of_any_other(version: int, size: int) -> None:
+    acquired, records = (2**40, 2**40 + 9, 3), b"r" * size
+    data = SharePartitionData(7, records_bytes=size, records=(records,), acquired=[acquired])
+    expected = share_fetch.encode_response(version, 99, [(b"t" * 16, [data])], lock_ms=30_000)
+    found = share_fetch.encode_usual_response(99, b"t" * 16, 7, 30_000, records, size, acquired)
+    assert b"".join(found) == b"".join(expected)
 
 
 @pytest.mark.parametrize("version", FETCH)
