@@ -249,7 +249,7 @@ class Client:
         the topic may be created again, and the group decides the assignment."""
         ...
 
-    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, lease_ms: int | None = None, keeps_leases: bool = False) -> Receiver:
+    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, lease_ms: int | None = None, keeps_leases: bool = False, prefetch: int | None = None) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
         result, or use its `poll` or `run`.
@@ -267,7 +267,10 @@ class Client:
         raise `UnsupportedVersion`. Raises `ValueError` for another duration.
         `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is
         still processing; they are extended over the next connection. The records of a member that crashed then wait
-        for the end of their leases. Kafka's brokers release them when the connection ends."""
+        for the end of their leases. Kafka's brokers release them when the connection ends.
+        `prefetch`: number of records that are acquired before the application asks for them, None for as many as
+        `max_records` allows. With 0 a record is acquired only for a call that waits for it, or for a free place of
+        `run`; other members get the others. Brokers are then asked in turn."""
         ...
 
     def transaction(self, transactional_id: str, *, timeout_ms: int = 60000) -> Transaction:
@@ -616,6 +619,10 @@ class Receiver:
 
     def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
         """Return available messages; see `mansio.client.share.receiver.Receiver.poll`."""
+        ...
+
+    def receive_next(self, done: Leased | None = None, timeout_ms: float | None = None) -> Leased | None:
+        """Accept `done` and return the next message; see `mansio.client.share.receiver.Receiver.receive_next`."""
         ...
 
     def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:

@@ -147,6 +147,8 @@ class ShareHistory:
         """The broker confirmed that; the member has ended the lease by nothing since it asked."""
         newest = [lease for lease in self.records[place].leases if lease.member == member][-1]
         newest.ends_ms = max(newest.ends_ms, ends_ms)
+        if not any(lease is newest for lease in self._of[member]):
+            self._of[member].append(newest)  # it was given up before, but the broker still had it
         self.extensions += 1
 
     def gone(self, member: str, now_ms: float) -> None:

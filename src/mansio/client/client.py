@@ -436,6 +436,7 @@ class Client:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         lease_ms: int | None = None,
         keeps_leases: bool = False,
+        prefetch: int | None = None,
     ) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
@@ -455,6 +456,9 @@ class Client:
         `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is
         still processing; they are extended over the next connection. The records of a member that crashed then wait
         for the end of their leases. Kafka's brokers release them when the connection ends.
+        `prefetch`: number of records that are acquired before the application asks for them, None for as many as
+        `max_records` allows. With 0 a record is acquired only for a call that waits for it, or for a free place of
+        `run`; other members get the others. Brokers are then asked in turn.
         """
         options = ReceiveOptions(
             group=group,
@@ -466,6 +470,7 @@ class Client:
             batch_bytes_max=batch_bytes_max,
             lease_ms=lease_ms,
             keeps_leases=keeps_leases,
+            prefetch=prefetch,
         )
         receiver = Receiver(self._cluster, topics, options)
         self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]

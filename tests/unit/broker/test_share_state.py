@@ -161,6 +161,11 @@ def test_an_older_leader_neither_reads_nor_writes() -> None:
         room.read(G, 5)
     with pytest.raises(FencedLeaderEpoch):
         room.write(G, leased(0, 1), leader_epoch=5)
+    room.read(G, 6)
+    outcomes: list[MansioError | None] = []
+    room.persister.begin_write(G, 0, 5, leased(0, 1), outcomes.append)
+    room.simulation.run_for(100)
+    assert [type(each) for each in outcomes] == [FencedLeaderEpoch], "its state is not to be kept"
 
 
 def test_the_leader_epoch_of_a_read_is_durable_when_it_is_answered() -> None:

@@ -252,6 +252,16 @@ class AckSender:
         self._flush_when_idle()
         await known
 
+    def accept_with_next_fetch(self, message: Leased) -> asyncio.Future[None]:
+        """Accept one message with the next request that the share fetcher sends. Returns a future of the result, with
+        the errors of `acknowledge`, which it raises if the message cannot be acknowledged."""
+        self._check_can_acknowledge(message, ACCEPT, -1)
+        known: asyncio.Future[None] = self._loop.create_future()
+        known.add_done_callback(_retrieve_error)
+        self._in_flight_records.start_acknowledging((message,))
+        self._enqueue((message,), ACCEPT, AckFuture(known, 1))
+        return known
+
     async def acknowledge_all(self, messages: Sequence[Leased], ack_type: int) -> None:
         """Acknowledge many messages and wait for all results; then raises the first error, if there is one."""
         if not messages:
@@ -761,6 +771,12 @@ def _acknowledge_batches(pending: list[PendingAck]) -> list[AcknowledgeBatch]:
         )
         for run in merge_contiguous(pending)
     ]
+
+
+def _retrieve_error(known: asyncio.Future[None]) -> None:
+    """Prevent asyncio's warning if nobody awaits the future, because an error is raised before."""
+    if not known.cancelled():
+        known.exception()
 
 
 def _name(message: Leased) -> str:

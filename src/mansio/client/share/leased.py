@@ -59,6 +59,7 @@ class ReceiveOptions:
     batch_bytes_max: int = BATCH_BYTES_MAX
     lease_ms: int | None = None
     keeps_leases: bool = False
+    prefetch: int | None = None
     close_ms_max: float = 5_000
     """Maximum time for which closing the receiver waits for brokers, in milliseconds."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -68,6 +69,8 @@ class ReceiveOptions:
             raise InvalidRequest("a receiver needs a group")
         if not 0 < self.max_records <= 100_000:
             raise InvalidRequest(f"max_records must be from 1 to 100000, not {self.max_records}")
+        if self.prefetch is not None and not 0 <= self.prefetch <= self.max_records:
+            raise InvalidRequest(f"prefetch must be from 0 to max_records, not {self.prefetch}")
         if self.lease_ms is not None:
             check_lease_ms(self.lease_ms, 1)
         if self.extend_max_ms < 0:

@@ -132,14 +132,37 @@ class Receiver:
         while found := await self._next(max_records, None):
             yield found
 
+    async def receive_next(
+        self, done: Leased | None = None, timeout_ms: float | None = None
+    ) -> Leased | None:
+        """Accept `done`, the message that was received before, and return the next message. With `prefetch=0` one
+        request does both, and is answered when the acknowledgement and the new lease are stored.
+
+        Returns None after `timeout_ms` without a message, or when the receiver is stopped; `done` is accepted in any
+        case. Raises `LeaseLost` if the broker refuses the acknowledgement, or if the answer is lost: then it is unknown
+        whether the acknowledgement was stored. If it was not, the record is delivered again. A message that was
+        received together with an error is returned by the next call. Raises the errors of `poll`, too.
+        """
+        if done is not None:
+            self._check_not_running()
+            accepted = self._ack_sender.accept_with_next_fetch(done)
+            if not self._is_stopped:
+                self._fetcher.ask(1)
+            self._fetcher.schedule_dispatch()
+            try:
+                await accepted
+            finally:
+                self._fetcher.stop_asking()
+        found = await self._next(1, timeout_ms)
+        return found[0] if found else None
+
     async def ack(self, messages: Sequence[Leased]) -> None:
         """Accept many messages and return when all results are known. If an acknowledgement failed, raises the first
         error, usually `LeaseLost`; `is_acknowledged` of each message shows which ones succeeded."""
         await self._ack_sender.acknowledge_all(messages, ACCEPT)
 
     async def _next(self, most: int | None, timeout_ms: float | None) -> list[Leased]:
-        if self._run is not None:
-            raise InvalidRequest("the receiver is running a handler")
+        self._check_not_running()
         if most is not None and most < 1:
             raise InvalidRequest(f"max_records is {most}: it must be at least 1")
         if (
@@ -149,6 +172,7 @@ class Receiver:
         ):
             return found
         try:
+            self._fetcher.ask(most or self._options.max_records)
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await self.start()
                 while not self._is_stopped:
@@ -158,7 +182,13 @@ class Receiver:
                     await self._wait_for_record()
         except TimeoutError:
             pass
+        finally:
+            self._fetcher.stop_asking()
         return []
+
+    def _check_not_running(self) -> None:
+        if self._run is not None:
+            raise InvalidRequest("the receiver is running a handler")
 
     async def _wait_for_record(self) -> None:
         self._in_flight_records.record_available.clear()
@@ -244,6 +274,7 @@ class Receiver:
             if mode != "parallel":
                 await ensure_order(self._cluster, self._options.group, mode)
                 run.retry_policy = await fetch_retry_policy(self._cluster, self._options.group)
+            self._fetcher.set_concurrency(concurrency)
             await self.start()
             await run.run_until_stopped(self._raise_if_fatal)
         finally:

@@ -113,6 +113,12 @@ class Receiver(BlockingProxy[receiver.Receiver]):
         found = self._thread.run(self._original.poll(timeout_ms, max_records=max_records))
         return [Leased._wrap(self._thread, message) for message in found]
 
+    def receive_next(self, done: Leased | None = None, timeout_ms: float | None = None) -> Leased | None:
+        """Accept `done` and return the next message; see `mansio.client.share.receiver.Receiver.receive_next`."""
+        original = None if done is None else done._original
+        found = self._thread.run(self._original.receive_next(original, timeout_ms))
+        return None if found is None else Leased._wrap(self._thread, found)
+
     def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:
         """Yield lists of available messages until `stop()`; see `mansio.client.share.receiver.Receiver.batches`."""
         while found := self.poll(max_records=max_records):

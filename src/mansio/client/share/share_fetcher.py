@@ -93,6 +93,12 @@ class ShareFetcher:
         self._is_dispatch_scheduled = False
         self._has_idle_session = True
         """Whether a session without a request in flight could request records if `_capacity` were above 0."""
+        self._asked_count = 0
+        """Number of records that the application waits for."""
+        self._concurrency = 0
+        """Number of records that `Receiver.run` handles at the same time."""
+        self.leading_count = 1
+        """Number of brokers that lead assigned partitions."""
         self._is_paused = False
         self._is_closed = False
 
@@ -101,6 +107,20 @@ class ShareFetcher:
         self.assigned = dict(partitions)
         self._ack_sender.topic_ids.update(partitions)
         self.schedule_dispatch()
+
+    def ask(self, count: int) -> None:
+        """Set how many records the application waits for. Without a prefetch they are requested now."""
+        self._asked_count = count
+        if self._options.prefetch is not None:
+            self.on_capacity()
+
+    def stop_asking(self) -> None:
+        """Set that the application waits for no record."""
+        self._asked_count = 0
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Set how many records `Receiver.run` handles at the same time."""
+        self._concurrency = concurrency
 
     def pause(self) -> None:
         """Stop requesting records. Leased records can still be acknowledged."""
@@ -151,6 +171,11 @@ class ShareFetcher:
         # Held records count except those being acknowledged, of which there may be `most` more.
         uncounted = min(in_flight_records.acknowledging_count, most)
         capacity = most + uncounted - in_flight_records.held_count - self._sessions.reserved_count
+        if self._options.prefetch is not None:
+            wanted = self._asked_count + self._options.prefetch
+            if self._concurrency:
+                wanted += max(self._concurrency - in_flight_records.delivered_count, 0)
+            return min(capacity, wanted - in_flight_records.undelivered_count - self._sessions.reserved_count)
         # Requests of single records would make brokers send the same large batch repeatedly.
         return capacity if in_flight_records.undelivered_count == 0 or capacity * 2 >= most else 0
 
@@ -173,6 +198,7 @@ class ShareFetcher:
         for partition in self.assigned:
             if (node := self.leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
+        self.leading_count = max(len(found), 1)
         return found
 
     def leader_of(self, partition: TopicPartition, now: float) -> int | None:
@@ -497,6 +523,9 @@ FETCH_WAIT_BEFORE_ACKS_MS_MAX: Final = 100
 """Maximum time, in milliseconds, for which a broker without AcknowledgeRecords holds a fetch while records are held:
 acknowledgements have to wait for the end of the fetch."""
 
+FETCH_WAIT_IN_TURN_MS_MIN: Final = 20
+"""Minimum time, in milliseconds, for which a broker holds a fetch if the brokers are asked in turn."""
+
 _CHANNEL_NUMBERS = itertools.count()
 
 
@@ -634,6 +663,8 @@ class ShareSessions:
         assigned, wait_ms = self._fetcher.assigned, self._options.fetch_wait_ms_max
         try:
             self._use_connection(node, session, connection)
+            if self._options.prefetch is not None:  # the other brokers are asked after this one
+                wait_ms = max(wait_ms // self._fetcher.leading_count, min(FETCH_WAIT_IN_TURN_MS_MIN, wait_ms))
             if self._in_flight_records.held_count and not self._ack_sender.supports_acknowledge_records.get(
                 node, True
             ):

@@ -125,7 +125,7 @@ class LocalStateClient:
         possibly before this returns."""
         try:
             self._store.begin_write(key, write_token, state_epoch, leader_epoch, update, on_stored)
-        except MansioError as error:
+        except MansioError as error:  # `FencedLeaderEpoch`, too, which is no error of the topic
             on_stored(without_traceback(error))
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
@@ -345,7 +345,6 @@ def _report(
 ) -> None:
     if error is not None:
         read_session.session = 0  # the outcome is unknown
-        error = as_coordinator_error(error)
     on_stored(error)
 
 

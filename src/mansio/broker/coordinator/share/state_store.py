@@ -29,6 +29,7 @@ import logging
 import math
 from bisect import bisect_right
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
@@ -271,7 +272,7 @@ class ShareStateStore:
         self._check_write(share, write_token, state_epoch, leader_epoch, durable=durable)
         self._append_update(share, leader_epoch, update, durable=durable)
         if durable:
-            self.topic.when_committed(index, on_stored)
+            self.topic.when_committed(index, partial(_report_commit, on_stored))
             if not share.has_all_leases and not self._is_complete(share):
                 share.has_all_leases = self._withheld_ms(share) == 0
         if share.update_count >= self._settings.updates_per_snapshot:
@@ -518,6 +519,10 @@ class ShareStateStore:
         self._loaded_partitions.pop(index, None)
         self._incomplete_partitions.pop(index, None)
         self._deleted.pop(index, None)
+
+
+def _report_commit(on_stored: Callable[[MansioError | None], None], error: MansioError | None) -> None:
+    on_stored(None if error is None else as_coordinator_error(error))
 
 
 def _fenced_leader_epoch(share: PersistedShareState, leader_epoch: int) -> FencedLeaderEpoch:
