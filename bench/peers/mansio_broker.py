@@ -85,7 +85,7 @@ class OwnDriver:
         group = f"share-{queue}"
         client = await mansio.connect(self.address).__aenter__()
         await client.admin.alter_group_config(group, {"share.auto.offset.reset": "earliest"})
-        receiver = client.receive(queue, group=group, **({} if count > 1 else dict[str, Any](max_records=1)))
+        receiver = client.receive(queue, group=group, **({} if count > 1 else dict[str, Any](prefetch=0)))
         await receiver.start()
         return OwnDeliverer(client, receiver, count)
 
@@ -134,8 +134,9 @@ class OwnConsumer:
 
 
 class OwnDeliverer:
-    """`poll` and `ack` of many. One record at a time is acknowledged by its own `ack`; with several, the
-    acknowledgement of the previous batch is in flight while the next is returned."""
+    """One record at a time: `receive_next`, which returns when the acknowledgement of the record before is stored.
+    Several: `poll` and `ack` of many; the acknowledgement of the previous batch is in flight while the next is
+    returned."""
 
     def __init__(self, client: mansio.Client, receiver: Receiver, count: int) -> None:
         self.client, self.receiver, self.count = client, receiver, count
@@ -144,13 +145,14 @@ class OwnDeliverer:
 
     async def next(self) -> list[bytes]:
         if self.count == 1:
-            if self.messages:
-                await self.messages[0].ack()
+            done = self.messages[0] if self.messages else None
+            following = await self.receiver.receive_next(done, TAKE_WAIT_S * 1000)
+            self.messages = [] if following is None else [following]
         else:
             await self._acked()
             if self.messages:
                 self.acking = asyncio.ensure_future(self.receiver.ack(self.messages))
-        self.messages = await self.receiver.poll(TAKE_WAIT_S * 1000, max_records=self.count)
+            self.messages = await self.receiver.poll(TAKE_WAIT_S * 1000, max_records=self.count)
         return [message.value or b"" for message in self.messages]
 
     async def _acked(self) -> None:

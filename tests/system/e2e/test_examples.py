@@ -396,6 +396,7 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "dlq": "no amount: some",
         "confluent": "b'some pears' 1\n",
         "batches": "counted 3\n",
+        "next": "printed 3\n",
         "by-key": "",
         "leases": "b'ann' b'paid'\n",
         "async-leases": "True\n",

@@ -774,7 +774,7 @@ def _acknowledge_batches(pending: list[PendingAck]) -> list[AcknowledgeBatch]:
 
 
 def _retrieve_error(known: asyncio.Future[None]) -> None:
-    """Prevent asyncio's warning if nobody awaits the future, because an error is raised before."""
+    """Prevent asyncio's warning about a future that is not awaited, because another error was raised before."""
     if not known.cancelled():
         known.exception()
 
