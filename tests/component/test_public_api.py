@@ -255,6 +255,8 @@ class Program:
         async for batch in items(receiver.batches(max_records=1)):
             await done(receiver.ack(batch))
             break
+        following = await done(receiver.receive_next(timeout_ms=1))
+        assert following is None or following.delivery_count >= 1
         await done(receiver.stop())
         await done(receiver.close())
         assert receiver.is_closed

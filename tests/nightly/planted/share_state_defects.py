@@ -111,7 +111,7 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "write with an unknown outcome forgotten",
             "broker/coordinator/share/state_client.py",
-            "read_session.session = 0",
+            "self.session = 0",
             "pass",
         ),
         (
@@ -135,8 +135,8 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "lease horizon goes back",
             "state/share_partition/snapshot.py",
-            "self.lease_bound = max(self.lease_bound, update.lease_bound)",
-            "self.lease_bound = update.lease_bound",
+            "self.lease_bound = max(self.lease_bound, each.lease_bound)",
+            "self.lease_bound = each.lease_bound",
         ),
     )
 )

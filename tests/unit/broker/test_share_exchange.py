@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,7 +160,6 @@ steps = st.lists(
 )
 
 
-@pytest.mark.row("D1")
 @settings(deadline=None, max_examples=300)
 @given(steps=steps, few_locks=st.booleans())
 def test_the_short_path_of_a_request_gives_the_results_of_the_general_one(

@@ -128,8 +128,7 @@ class FoldedState:
             for change in each.changes:
                 if change.last >= start:  # batches below the start are dropped
                     self._put_change(change)
-            if each.lease_bound > self.lease_bound:
-                self.lease_bound = each.lease_bound
+            self.lease_bound = max(self.lease_bound, each.lease_bound)
             if each.done_count >= 0:
                 self.done_count = each.done_count
             if each.dead_ranges is not None:

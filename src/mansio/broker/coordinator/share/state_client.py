@@ -160,6 +160,10 @@ class _ReadSession:
         self.last_write_number = 0
         self.state_was_missing = state_was_missing
 
+    def end(self) -> None:
+        """End the session after a write whose outcome is unknown."""
+        self.session = 0
+
 
 class RoutingPersister:
     """`SharePersister` that sends each operation to the client of the broker that keeps the state."""
@@ -292,7 +296,7 @@ class RoutingPersister:
             write_token = WriteToken(read_session.session, read_session.last_write_number)
             await self._client(key).write(key, write_token, state_epoch, leader_epoch, update)
         except BaseException:
-            read_session.session = 0  # the outcome is unknown
+            read_session.end()
             raise
 
     async def _ensure_topic_exists(self) -> None:
@@ -344,7 +348,7 @@ def _report(
     read_session: _ReadSession, on_stored: Callable[[MansioError | None], None], error: MansioError | None
 ) -> None:
     if error is not None:
-        read_session.session = 0  # the outcome is unknown
+        read_session.end()
     on_stored(error)
 
 

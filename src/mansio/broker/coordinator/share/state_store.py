@@ -240,15 +240,12 @@ class ShareStateStore:
         self.topic.check_loaded(index)
         if share is None:
             return self._create(key, index, write_token, state_epoch, leader_epoch, update)
-        self._check_write(share, write_token, state_epoch, leader_epoch, durable=update.durable)
         if update.is_snapshot:
+            self._check_write(share, write_token, state_epoch, leader_epoch, durable=update.durable)
             return self._replace_state(share, leader_epoch, update)
-        self._append_update(share, leader_epoch, update, durable=update.durable)
+        self._write_update(share, write_token, state_epoch, leader_epoch, update)
         promise = self.topic.commit_promise(index) if update.durable else None
-        if update.durable and not share.has_all_leases and not self._is_complete(share):
-            share.has_all_leases = self._withheld_ms(share) == 0
-        if share.update_count >= self._settings.updates_per_snapshot:
-            self._snapshot_if_possible(share)
+        self._snapshot_if_due(share)
         return promise
 
     def begin_write(
@@ -267,18 +264,32 @@ class ShareStateStore:
         if share is None:
             self.topic.check_loaded(self.partition_for(key))
             raise FencedStateEpoch(f"share group {key.group}: there is no such state")
-        index, durable = share.index, update.durable
-        self.topic.check_loaded(index)
-        self._check_write(share, write_token, state_epoch, leader_epoch, durable=durable)
-        self._append_update(share, leader_epoch, update, durable=durable)
-        if durable:
-            self.topic.when_committed(index, partial(_report_commit, on_stored))
-            if not share.has_all_leases and not self._is_complete(share):
-                share.has_all_leases = self._withheld_ms(share) == 0
+        self.topic.check_loaded(share.index)
+        self._write_update(share, write_token, state_epoch, leader_epoch, update)
+        if update.durable:
+            self.topic.when_committed(share.index, partial(_report_commit, on_stored))
+            self._snapshot_if_due(share)
+        else:
+            self._snapshot_if_due(share)
+            on_stored(None)
+
+    def _write_update(
+        self,
+        share: PersistedShareState,
+        write_token: WriteToken,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+    ) -> None:
+        self._check_write(share, write_token, state_epoch, leader_epoch, durable=update.durable)
+        self._append_update(share, leader_epoch, update, durable=update.durable)
+        if update.durable and not share.has_all_leases and not self._is_complete(share):
+            share.has_all_leases = self._withheld_ms(share) == 0
+
+    def _snapshot_if_due(self, share: PersistedShareState) -> None:
+        """Append a snapshot after so many updates. Those who wait for the commit of an update do not wait for it."""
         if share.update_count >= self._settings.updates_per_snapshot:
             self._snapshot_if_possible(share)
-        if not durable:
-            on_stored(None)
 
     def _check_write(
         self,
