@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from mansio.errors import InvalidRecordState, InvalidRequest, LeaseLost
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 from support.client_fixtures import broker_in, connected, run
+from support.machine import scaled
 from support.receive_fixtures import group_of, publish, release_behind_its_back, values
 
 if TYPE_CHECKING:
@@ -141,6 +143,118 @@ def test_a_refused_acknowledgement_is_raised_and_the_next_record_comes_with_the_
                 assert sorted(values([second, third])) == ["k:0", "k:1"]
                 await third.ack()
                 assert await leased_count(client, group, "refused") == 0
+
+    run(scenario)
+
+
+@pytest.mark.row("D1")
+def test_callers_that_wait_at_the_same_time_get_a_record_each(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, together=1) as client:
+            group = await group_of(client, "together")
+            async with client.receive("together", group=group, prefetch=0) as receiver:
+                await receiver.start()
+                cancelled = asyncio.ensure_future(receiver.receive_next())
+                waiting = [asyncio.ensure_future(receiver.receive_next()) for _ in range(3)]
+                await asyncio.sleep(0)
+                cancelled.cancel()
+                for number in range(3):
+                    await publish(client, "together", f"k:{number}")
+                found = [each for each in await asyncio.gather(*waiting) if each is not None]
+                assert sorted(values(found)) == ["k:0", "k:1", "k:2"]
+                await publish(client, "together", "k:3", "k:4", "k:5")
+                following = await asyncio.gather(*(receiver.receive_next(each) for each in found))
+                assert sorted(values([each for each in following if each is not None])) == [
+                    "k:3",
+                    "k:4",
+                    "k:5",
+                ]
+
+    run(scenario)
+
+
+@pytest.mark.row("D1")
+def test_threads_that_wait_at_the_same_time_get_a_record_each(broker: mansio.Broker) -> None:
+    with mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic("threads", partitions=1)
+        client.admin.alter_group_config("threads", {"share.auto.offset.reset": "earliest"})
+        for number in range(40):
+            client.publish("threads", f"{number}")
+        with (
+            client.receive("threads", group="threads", prefetch=0) as receiver,
+            ThreadPoolExecutor(4) as pool,
+        ):
+
+            def work() -> list[bytes]:
+                found = []
+                message = receiver.receive_next()
+                while message is not None:
+                    found.append(message.value or b"")
+                    message = receiver.receive_next(message, timeout_ms=500)
+                return found
+
+            taken = [pool.submit(work) for _ in range(4)]
+            values_ = sorted(value for one in taken for value in one.result(scaled(60)))
+    assert values_ == sorted(f"{number}".encode() for number in range(40))
+
+
+@pytest.mark.row("D1")
+def test_a_call_returns_in_its_time_though_the_acknowledgement_takes_longer(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with connected(broker, late=1) as client:
+            group = await group_of(client, "late")
+            await publish(client, "late", "k:0", "k:1")
+            async with client.receive("late", group=group, prefetch=0) as receiver:
+                first = await receiver.receive_next()
+                assert first is not None
+                held: list[Any] = []
+                started = broker._broker
+                assert started is not None
+                persister = started.service.share_partition_manager.persister
+                begin_write = persister.begin_write
+                monkeypatch.setattr(persister, "begin_write", lambda *arguments: held.append(arguments))
+                assert await receiver.receive_next(first, timeout_ms=50) is None
+                assert not first.is_acknowledged
+                monkeypatch.undo()
+
+                def store() -> None:
+                    for arguments in held:
+                        begin_write(*arguments)
+
+                started.server.loop.call_soon_threadsafe(store)
+                second = await receiver.receive_next()
+                assert second is not None
+                assert values([second]) == ["k:1"]
+                assert first.is_acknowledged
+
+    run(scenario)
+
+
+@pytest.mark.row("D8")
+def test_a_lost_answer_leaves_the_acknowledgement_unknown_and_the_next_record_comes_again(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with connected(broker, lost=1) as client:
+            group = await group_of(client, "lost")
+            await publish(client, "lost", "k:0", "k:1")
+            async with client.receive("lost", group=group, prefetch=0) as receiver:
+                first = await receiver.receive_next()
+                assert first is not None
+                session = next(iter(receiver._fetcher._sessions.by_node.values()))
+                connection = session.connection
+                assert connection is not None
+                # The broker answers, and the connection ends before the client has read the answer.
+                monkeypatch.setattr(connection, "buffer_updated", lambda _: connection.abort())
+                with pytest.raises(LeaseLost):
+                    await receiver.receive_next(first)
+                monkeypatch.undo()
+                second = await receiver.receive_next()
+                assert second is not None
+                assert values([second]) == ["k:1"], "the acknowledgement was stored"
+                assert second.delivery_count == 2
 
     run(scenario)
 

@@ -458,7 +458,9 @@ class Client:
         for the end of their leases. Kafka's brokers release them when the connection ends.
         `prefetch`: number of records that are acquired before the application asks for them, None for as many as
         `max_records` allows. With 0 a record is acquired only for a call that waits for it, or for a free place of
-        `run`; other members get the others. Brokers are then asked in turn.
+        `run`; other members get the others. A record for a call that was cancelled is returned by the next one. Several
+        brokers are then asked one after the other: if none has records, one that comes may wait for
+        `fetch_wait_ms_max`.
         """
         options = ReceiveOptions(
             group=group,

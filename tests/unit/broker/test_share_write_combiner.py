@@ -172,6 +172,21 @@ def test_writes_that_end_before_they_have_begun_for_their_caller_keep_their_orde
     run(check, ends_at_once=True)
 
 
+def test_any_number_of_writes_that_end_at_once_may_wait_behind_a_whole_state() -> None:
+    async def check(desk: Desk) -> None:
+        desk.add(update(1), update(2, whole=True))
+        for token in range(3, 2_003):
+            desk.add(update(token, durable=False, ranges=COMBINED_RANGES_MAX))
+        desk.end(1)
+        desk.end(2)
+        await end_of_turn()
+        assert desk.order == list(range(1, 2_003))
+        assert sorted(desk.stored) == desk.order
+        assert not desk.writes
+
+    run(check, ends_at_once=True)
+
+
 def test_at_the_end_all_that_waits_has_its_turn() -> None:
     async def check(desk: Desk) -> None:
         desk.add(update(1), update(2), update(3, whole=True), update(4, durable=False))

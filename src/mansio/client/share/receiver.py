@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.client.share.ack_sender import AckSender
@@ -113,7 +114,7 @@ class Receiver:
         return self
 
     async def __anext__(self) -> Leased:
-        found = await self._next(1, None)
+        found = await self._next(1, math.inf)
         if not found:
             raise StopAsyncIteration
         return found[0]
@@ -124,12 +125,13 @@ class Receiver:
         Returns an empty list after `timeout_ms` or when the receiver is stopped. Raises errors of the group, errors of
         records that cannot be decoded (which are released), and `InvalidRequest` if `max_records` is below 1.
         """
-        return await self._next(max_records, timeout_ms)
+        until_s = math.inf if timeout_ms is None else self._loop.time() + timeout_ms / 1000
+        return await self._next(max_records, until_s)
 
     async def batches(self, max_records: int | None = None) -> AsyncIterator[list[Leased]]:
         """Yield lists of available messages, at most `max_records` (None: all) each, until `stop()`. To receive with
         the fewest requests, acknowledge each list with one call of `ack`."""
-        while found := await self._next(max_records, None):
+        while found := await self._next(max_records, math.inf):
             yield found
 
     async def receive_next(
@@ -138,30 +140,43 @@ class Receiver:
         """Accept `done`, the message that was received before, and return the next message. With `prefetch=0` one
         request does both, and is answered when the acknowledgement and the new lease are stored.
 
-        Returns None after `timeout_ms` without a message, or when the receiver is stopped; `done` is accepted in any
-        case. Raises `LeaseLost` if the broker refuses the acknowledgement, or if the answer is lost: then it is unknown
-        whether the acknowledgement was stored. If it was not, the record is delivered again. A message that was
-        received together with an error is returned by the next call. Raises the errors of `poll`, too.
+        Returns None after `timeout_ms` without a message, or when the receiver is stopped. The acknowledgement is sent
+        in any case; `done.is_acknowledged` shows whether it was confirmed in this time. Raises `LeaseLost` if the
+        broker refuses the acknowledgement, or if the answer is lost: then it is unknown whether the acknowledgement
+        was stored. If it was not, the record is delivered again. A message that was received together with an error,
+        or after a cancellation, is returned by the next call. Raises the errors of `poll`, too.
         """
-        if done is not None:
-            self._check_not_running()
-            accepted = self._ack_sender.accept_with_next_fetch(done)
-            if not self._is_stopped:
-                self._fetcher.ask(1)
-            self._fetcher.schedule_dispatch()
-            try:
-                await accepted
-            finally:
-                self._fetcher.stop_asking()
-        found = await self._next(1, timeout_ms)
+        until_s = math.inf if timeout_ms is None else self._loop.time() + timeout_ms / 1000
+        if done is not None and not await self._accept(done, until_s):
+            return None
+        found = await self._next(1, until_s)
         return found[0] if found else None
+
+    async def _accept(self, message: Leased, until_s: float) -> bool:
+        """Accept a message with a request for another one. Returns whether the result is known in time."""
+        self._check_not_running()
+        accepted = self._ack_sender.accept_with_next_fetch(message)
+        count = 0 if self._is_stopped else 1
+        self._fetcher.ask(count, until_s)
+        self._fetcher.schedule_dispatch()
+        try:
+            if until_s == math.inf:
+                await accepted
+            else:
+                async with asyncio.timeout_at(until_s):
+                    await accepted
+        except TimeoutError:
+            return False
+        finally:
+            self._fetcher.stop_asking(count, until_s)
+        return True
 
     async def ack(self, messages: Sequence[Leased]) -> None:
         """Accept many messages and return when all results are known. If an acknowledgement failed, raises the first
         error, usually `LeaseLost`; `is_acknowledged` of each message shows which ones succeeded."""
         await self._ack_sender.acknowledge_all(messages, ACCEPT)
 
-    async def _next(self, most: int | None, timeout_ms: float | None) -> list[Leased]:
+    async def _next(self, most: int | None, until_s: float) -> list[Leased]:
         self._check_not_running()
         if most is not None and most < 1:
             raise InvalidRequest(f"max_records is {most}: it must be at least 1")
@@ -171,9 +186,10 @@ class Receiver:
             and (found := self._in_flight_records.pop(most))
         ):
             return found
+        asked_count = most or self._options.max_records
+        self._fetcher.ask(asked_count, until_s)
         try:
-            self._fetcher.ask(most or self._options.max_records)
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            async with asyncio.timeout_at(None if until_s == math.inf else until_s):
                 await self.start()
                 while not self._is_stopped:
                     if found := self._in_flight_records.pop(most):
@@ -183,7 +199,7 @@ class Receiver:
         except TimeoutError:
             pass
         finally:
-            self._fetcher.stop_asking()
+            self._fetcher.stop_asking(asked_count, until_s)
         return []
 
     def _check_not_running(self) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.share.ack_sender import merge_contiguous
+from mansio.client.share.broker_turns import BrokerTurns
 from mansio.client.share.in_flight_records import WithoutRecords
 from mansio.client.share.leased import RELEASE, RENEW
 from mansio.client.tasks import log_client_failure
@@ -47,7 +48,7 @@ from mansio.wire.field_values import FINAL_SHARE_SESSION_EPOCH, SHARE_SESSION_EP
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Collection, Container
 
     from mansio.client.share.ack_sender import AckSender, PendingAcks
     from mansio.client.share.in_flight_records import InFlightRecords
@@ -97,8 +98,9 @@ class ShareFetcher:
         """Number of records that the application waits for."""
         self._concurrency = 0
         """Number of records that `Receiver.run` handles at the same time."""
-        self.leading_count = 1
-        """Number of brokers that lead assigned partitions."""
+        self._ask_deadlines: list[float] = []
+        """Times of the event loop until which the callers wait for records."""
+        self._turns = BrokerTurns()
         self._is_paused = False
         self._is_closed = False
 
@@ -108,15 +110,18 @@ class ShareFetcher:
         self._ack_sender.topic_ids.update(partitions)
         self.schedule_dispatch()
 
-    def ask(self, count: int) -> None:
-        """Set how many records the application waits for. Without a prefetch they are requested now."""
-        self._asked_count = count
+    def ask(self, count: int, until_s: float) -> None:
+        """Request `count` records more, for which the application waits until this time of the event loop. Each call is
+        followed by one of `stop_asking` with the same arguments."""
+        self._asked_count += count
+        self._ask_deadlines.append(until_s)
         if self._options.prefetch is not None:
             self.on_capacity()
 
-    def stop_asking(self) -> None:
-        """Set that the application waits for no record."""
-        self._asked_count = 0
+    def stop_asking(self, count: int, until_s: float) -> None:
+        """Stop requesting the records of a call of `ask`."""
+        self._asked_count -= count
+        self._ask_deadlines.remove(until_s)
 
     def set_concurrency(self, concurrency: int) -> None:
         """Set how many records `Receiver.run` handles at the same time."""
@@ -198,7 +203,6 @@ class ShareFetcher:
         for partition in self.assigned:
             if (node := self.leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
-        self.leading_count = max(len(found), 1)
         return found
 
     def leader_of(self, partition: TopicPartition, now: float) -> int | None:
@@ -232,7 +236,11 @@ class ShareFetcher:
             self._sessions.check_connection(node, session)
             free.append((node, session))
         requested = [node for node, _ in free if node in leading]
-        if requested:
+        in_turn = self._options.prefetch is not None and 0 < self._capacity < len(leading)
+        if in_turn:
+            turns = {node: number for number, node in enumerate(self._turns.order(leading))}
+            free.sort(key=lambda each: turns.get(each[0], len(turns)))
+        elif requested:
             self._rotation = (self._rotation + 1) % len(free)
             free = free[self._rotation :] + free[: self._rotation]
         left = len(requested)
@@ -255,9 +263,23 @@ class ShareFetcher:
             elif records_max or (
                 not is_open and (node in suspect or (node in waiting and not has_acknowledge_records))
             ):
-                self._sessions.fetch(node, session, partitions, records_max, acks)
+                wait_ms = self._wait_ms(node, leading, now, in_turn=in_turn)
+                self._sessions.fetch(node, session, partitions, records_max, acks, wait_ms)
             elif node in leading:
                 self._has_idle_session = True
+
+    def _wait_ms(self, node: int, leading: Collection[int], now: float, *, in_turn: bool) -> int:
+        """Return how long a broker may hold a fetch until records are available."""
+        wait_ms = self._options.fetch_wait_ms_max
+        if self._options.prefetch is None:
+            return wait_ms
+        if self._ask_deadlines and not self._concurrency:  # nobody takes a record that comes later
+            wait_ms = round(max(0, min(wait_ms, (max(self._ask_deadlines) - now) * 1000)))
+        if not in_turn:
+            return wait_ms
+        if not self._turns.may_wait(node, leading):
+            return 0
+        return min(wait_ms, max(wait_ms // len(leading), FETCH_WAIT_IN_TURN_MS_MIN))
 
     def _verify_suspects(self, now: float) -> None:
         """Renew suspect leases, to verify them, where the partition's leader has a new session or is another broker."""
@@ -284,6 +306,12 @@ class ShareFetcher:
             or self._in_flight_records.suspect_partitions
         ):
             self.schedule_dispatch()
+
+    def on_records(self, node: int, response: share_fetch.ShareFetchResponse) -> None:
+        """Note the response of a broker to a request for records."""
+        if self._options.prefetch is not None:
+            acquired = [each for _, parts in response.topics for part in parts for each in part.acquired]
+            self._turns.on_answer(node, sum(last - first + 1 for first, last, _ in acquired))
 
     def on_fetch_answered(self, known: Container[TopicPartition], refused: Container[TopicPartition]) -> None:
         """Clear the backoff of the partitions of a session that got a response, except of the `refused` partitions."""
@@ -533,7 +561,7 @@ class _FetchRequest:
     """ShareFetch in flight: a request for `records_max` records of `partitions` with the acknowledgements `acks`.
     `next_partitions`: partitions of the session after the response."""
 
-    __slots__ = ("acks", "next_partitions", "node", "partitions", "records_max", "session")
+    __slots__ = ("acks", "next_partitions", "node", "partitions", "records_max", "session", "wait_ms")
 
     def __init__(
         self,
@@ -542,12 +570,14 @@ class _FetchRequest:
         partitions: list[TopicPartition],
         records_max: int,
         acks: PendingAcks,
+        wait_ms: int,
     ) -> None:
         self.node = node
         self.session = session
         self.partitions = partitions
         self.records_max = records_max
         self.acks = acks
+        self.wait_ms = wait_ms
         self.next_partitions: TopicIds = {}
 
 
@@ -637,12 +667,13 @@ class ShareSessions:
         partitions: list[TopicPartition],
         records_max: int,
         acks: PendingAcks,
+        wait_ms: int,
     ) -> None:
-        """Send a ShareFetch for `records_max` records of `partitions` with the acknowledgements `acks`. If a connection
-        is open, this creates no task and no future."""
+        """Send a ShareFetch for `records_max` records of `partitions` with the acknowledgements `acks`, which the
+        broker may hold for `wait_ms`. If a connection is open, this creates no task and no future."""
         session.has_request_in_flight = True
         self.reserved_count += records_max
-        requested = _FetchRequest(node, session, partitions, records_max, acks)
+        requested = _FetchRequest(node, session, partitions, records_max, acks, wait_ms)
         connection = self._cluster.existing_connection(node, self._channel)
         if connection is None:
             self._tasks.spawn(self._connect_and_fetch(requested))
@@ -660,11 +691,9 @@ class ShareSessions:
     def _send_fetch(self, connection: BrokerConnection, requested: _FetchRequest) -> None:
         node, session = requested.node, requested.session
         reply = self._tasks.create_reply(partial(self._on_fetch_ended, requested, connection))
-        assigned, wait_ms = self._fetcher.assigned, self._options.fetch_wait_ms_max
+        assigned, wait_ms = self._fetcher.assigned, requested.wait_ms
         try:
             self._use_connection(node, session, connection)
-            if self._options.prefetch is not None:  # the other brokers are asked after this one
-                wait_ms = max(wait_ms // self._fetcher.leading_count, min(FETCH_WAIT_IN_TURN_MS_MIN, wait_ms))
             if self._in_flight_records.held_count and not self._ack_sender.supports_acknowledge_records.get(
                 node, True
             ):
@@ -704,6 +733,8 @@ class ShareSessions:
             if response is not None:
                 session.on_response()
                 self._apply_response(node, session, response, acks)
+                if requested.records_max:
+                    self._fetcher.on_records(node, response)
                 if acks:
                     self._ack_sender.on_failure(acks, ConnectionLost("the response lacks a partition"))
             elif error is not None:

@@ -403,11 +403,13 @@ class SharePartition:
         accepted: Sequence[tuple[int, int]],
         leased: tuple[int, int] | None,
         now_ms: float,
+        wall_ms: int,
         lease_ms: int = -1,
     ) -> tuple[list[AcquiredRange], Update]:
         """Accept ranges for which `are_leased` is true, and lease offsets from the beginning of `next_range` on, in one
         update. The result is that of `acknowledge`, followed by `acquire`. Returns the leased ranges and the update."""
         in_flight = self._in_flight
+        self._wall_clock_offset_ms = wall_ms - now_ms
         token = in_flight.begin_update()
         changed: list[InFlightBatch] = []
         for first, last in accepted:

@@ -572,7 +572,7 @@ class SharePartitionLeader:
         strict: bool,
     ) -> PlannedExchange | None:
         """Plan to accept leased ranges, and to lease the next records, at most `max_records`: the usual request, in one
-        step. Changes nothing. `strict`: see `acquire`.
+        step. Changes no state of a record. `strict`: see `acquire`.
 
         Returns None if `acknowledge` and `acquire` have to decide: about an invalid request, records that are offered
         again, a group with an order, damage, and in general about whatever is not usual."""
@@ -592,6 +592,8 @@ class SharePartitionLeader:
         settings = machine.settings
         if not max_records:
             return PlannedExchange(self, accepted)
+        if len(machine.ranges) + 2 * len(accepted) + 1 >= settings.in_flight_batches_max:
+            return None  # each range may be split in three
         end = partition.readable_end(READ_COMMITTED if settings.is_committed_only else READ_UNCOMMITTED)
         freed_count = sum([last - first + 1 for first, last in accepted])
         first, last = machine.next_range(max_records, end, freed_count)
@@ -619,8 +621,9 @@ class SharePartitionLeader:
         """Carry out a plan that was made in the same iteration of the event loop. Returns the leased ranges and the
         update, which has to be stored. `lease_ms`: duration of the leases, -1 for the group's."""
         self.last_used_ms = now_ms = self._dependencies.clock.monotonic() * 1000
+        wall_ms = self._dependencies.clock.wall_ms()
         return self.call_machine(
-            self.state_machine.exchange, member, plan.accepted, plan.leased, now_ms, lease_ms
+            self.state_machine.exchange, member, plan.accepted, plan.leased, now_ms, wall_ms, lease_ms
         )
 
     def _aborted_ranges(

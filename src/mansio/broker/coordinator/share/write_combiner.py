@@ -67,6 +67,7 @@ class WriteCombiner:
         "_in_flight_count",
         "_is_combining",
         "_is_iteration_end_scheduled",
+        "_is_starting",
         "_joinable_writes",
         "_queue",
         "_scheduler",
@@ -82,6 +83,7 @@ class WriteCombiner:
         self._snapshot_in_flight = False  # a write of a whole state is in flight
         self._durable_in_flight = False  # a durable write is in flight
         self._is_iteration_end_scheduled = False
+        self._is_starting = False  # queued writes are being started
         # Values for non-durable and for durable updates:
         self._arrived_counts = [0, 0]  # updates in this iteration of the event loop
         self._is_combining = [False, False]  # several updates arrived in the last iteration
@@ -169,10 +171,17 @@ class WriteCombiner:
             self._start_queued_writes()
 
     def _start_queued_writes(self) -> None:
-        """Start all queued writes that may start. A write may end before `_start` returns, and start others."""
-        while (write := self._next_write()) is not None:
-            self._queue.remove(write)
-            self._start(write)
+        """Start all queued writes that may start. A write may end before `_start` returns: those that may start then
+        are started by the same loop, because a call for each would nest as deep as the queue is long."""
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while (write := self._next_write()) is not None:
+                self._queue.remove(write)
+                self._start(write)
+        finally:
+            self._is_starting = False
 
     def _next_write(self) -> CombinedWrite | None:
         """Return the first queued write that may start; a non-durable one may pass durable ones, but not a whole

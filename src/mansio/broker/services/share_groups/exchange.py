@@ -15,7 +15,7 @@ was made. An exchange completes once.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.services.share_groups.share import TRANSIENT_ERRORS, AcknowledgeResult, ReceivedPartition
 from mansio.errors import MansioError
@@ -33,17 +33,30 @@ if TYPE_CHECKING:
     """A partition, and the ranges of its records (first, last) that are accepted."""
 
 
+EMPTY_CANDIDATES_MAX: Final = 4
+"""Number of partitions without records that are searched before the general path, which searches all of them."""
+
+
 class ShareExchange:
     """One request. `response` is for the caller, so that it needs no object of its own per request."""
 
-    __slots__ = ("_acquired", "_errors", "_is_over", "_on_done", "_plans", "_unstored", "lock_ms", "response")
+    __slots__ = (
+        "_acquired",
+        "_errors",
+        "_has_started",
+        "_on_done",
+        "_plans",
+        "_unstored",
+        "lock_ms",
+        "response",
+    )
 
     def __init__(self, plans: Sequence[PlannedExchange], on_done: Callable[[ShareExchange], None]) -> None:
         self._plans = plans
         self._acquired: list[Sequence[AcquiredRange]] = []
         self._errors: list[MansioError | None] = [None] * len(plans)
         self._unstored = len(plans)
-        self._is_over = False
+        self._has_started = False
         self._on_done = on_done
         self.lock_ms = 0
         """Duration of the leases in milliseconds."""
@@ -59,16 +72,23 @@ class ShareExchange:
         they are when this returns."""
         for number, plan in enumerate(self._plans):
             leader = plan.leader
-            acquired, update = leader.exchange(plan, member_id, lease_ms)
+            if not self.lock_ms or plan.leased is not None:
+                is_chosen = plan.leased is not None and lease_ms >= 0
+                self.lock_ms = lease_ms if is_chosen else leader.state_machine.settings.lock_ms
+            try:
+                acquired, update = leader.exchange(plan, member_id, lease_ms)
+            except MansioError as error:  # a defect, which has ended the leader
+                self._acquired.append(())
+                self._on_stored(number, error)
+                continue
             self._acquired.append(acquired)
             leader.store((update,), partial(self._on_stored, number))
-            self.lock_ms = lease_ms if acquired and lease_ms >= 0 else leader.state_machine.settings.lock_ms
-        self._is_over = True
+        self._has_started = True
 
     def _on_stored(self, number: int, error: MansioError | None) -> None:
         self._errors[number] = without_traceback(error)
         self._unstored -= 1
-        if not self._unstored and self._is_over:
+        if not self._unstored and self._has_started:
             self._on_done(self)
 
     def usual_result(self) -> tuple[PlannedExchange, AcquiredRange] | None:
@@ -123,14 +143,14 @@ def plan_exchange(
     strict: bool,
 ) -> list[PlannedExchange] | None:
     """Plan to accept records of one partition, and to lease records of the first of the partitions `candidates` that
-    has any; without candidates the member wants none. Changes nothing. Returns None if the general path has to process
-    the request. The other arguments are those of `ReceiveOperation`."""
+    has any; without candidates the member wants none. Changes no state of a record. Returns None if the general path
+    has to process the request. The other arguments are those of `ReceiveOperation`."""
     planned: list[PlannedExchange] = []
     place, ranges = (None, ()) if accepted is None else accepted
     try:
         for number, candidate in enumerate(candidates):
             shares = manager.find(group_id, candidate)
-            if shares.index is not None or not shares.is_loaded:
+            if shares.index is not None or not (shares.is_loaded or shares.check_loaded()):
                 return None
             plan = shares.leaders[0].plan_exchange(
                 member_id,
@@ -141,7 +161,10 @@ def plan_exchange(
             )
             if plan is None:
                 return None
-            if plan.leased is not None:
+            if plan.leased is None:
+                if number + 1 >= EMPTY_CANDIDATES_MAX and number + 1 < len(candidates):
+                    return None
+            else:
                 if plan.leased[1] - plan.leased[0] + 1 < max_records and number + 1 < len(candidates):
                     return None  # other partitions may have the rest
                 planned.append(plan)
@@ -151,7 +174,7 @@ def plan_exchange(
         if place is None:
             return planned or None
         shares = manager.find(group_id, place)
-        if shares.index is not None or not shares.is_loaded:
+        if shares.index is not None or not (shares.is_loaded or shares.check_loaded()):
             return None
     except MansioError:
         return None

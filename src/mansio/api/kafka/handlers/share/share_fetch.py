@@ -11,8 +11,9 @@ leased records cannot wait for more to arrive.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from mansio.api.kafka.connections.connection_grants import new_grants
@@ -34,6 +35,7 @@ from mansio.errors import (
     MansioError,
     NotLeaderOrFollower,
 )
+from mansio.logs import fields
 from mansio.state.share_partition.types import ACCEPT, LEASE_MS_MAX, AcknowledgementBatch
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge as acknowledge_wire
@@ -43,7 +45,7 @@ from mansio.wire.apis.share_fetch import RECORD_LIMIT, SharePartitionData
 from mansio.wire.field_values import FINAL_SHARE_SESSION_EPOCH, OPEN_SHARE_SESSION_EPOCH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.api.kafka.connections.connection import Connection
     from mansio.api.kafka.connections.pending_response import PendingResponse
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from mansio.wire.headers import RequestHeader
     from mansio.wire.topic_partition import TopicIdPartition
 
-_ACCEPT: Final = bytes((ACCEPT,))
+logger = logging.getLogger(__name__)
 
 
 def share_fetch(
@@ -119,7 +121,8 @@ def _plan_exchange(
     service.share_partition_manager.sessions.advance(session, connection)
     if len(candidates) > 1:
         session.rotate()
-    return ShareExchange(plans, partial(_respond, service, connection, header))
+    on_done = partial(_respond, service, connection, header, session, _encode_exchange)
+    return ShareExchange(plans, on_done)
 
 
 def _find_session(
@@ -137,7 +140,7 @@ def _find_session(
         return None
     ranges = []
     for first, last, types in parts[0].batches:
-        if types != _ACCEPT and types != _ACCEPT * (last - first + 1):
+        if len(types) not in (1, last - first + 1) or types.count(ACCEPT) != len(types):
             return None
         ranges.append((first, last))
     return session, ((place, ranges) if ranges else None)
@@ -156,13 +159,27 @@ def _may_read(
 
 
 def _respond(
-    service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    session: ShareSession,
+    encode: Callable[[BrokerServices, Connection, RequestHeader, ShareExchange], Sequence[ResponsePart]],
+    exchange: ShareExchange,
 ) -> None:
+    """Send the response of an exchange that is complete now. Release what it has leased if the session of the member
+    has ended meanwhile."""
+    shares = service.share_partition_manager
+    if session.releases_leases and not shares.sessions.has_session(session.group, session.member):
+        releases = shares.release_leases(session.group, session.member)
+        service.scheduler.spawn(releases, name="release leases")
+    if connection.closed:
+        return
     try:
-        exchange.respond(_encode_exchange(service, connection, header, exchange))
-    except BaseException:
-        connection.abort()  # there will be no response
-        raise
+        exchange.respond(encode(service, connection, header, exchange))
+    except Exception as error:  # there will be no response; the share partition is not concerned
+        logger.exception("share_response_failed", extra=fields(reason=error))
+        connection.abort()
+        return
     connection.on_response_complete(exchange)
 
 
@@ -454,7 +471,7 @@ def share_acknowledge(
     if exchange is not None:
         exchange.start(request.member_id or "", -1)
         if exchange.is_complete:
-            return (_encode_acknowledgement(service, connection, header, exchange),)
+            return _encode_acknowledgement(service, connection, header, exchange)
         connection.queue_exclusive_response(exchange)
         return None
     grants = connection.grants
@@ -489,26 +506,16 @@ def _plan_acknowledgement(
     if plans is None:
         return None
     shares.sessions.advance(session, connection)
-    return ShareExchange(plans, partial(_respond_acknowledged, service, connection, header))
-
-
-def _respond_acknowledged(
-    service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
-) -> None:
-    try:
-        exchange.respond((_encode_acknowledgement(service, connection, header, exchange),))
-    except BaseException:
-        connection.abort()  # there will be no response
-        raise
-    connection.on_response_complete(exchange)
+    on_done = partial(_respond, service, connection, header, session, _encode_acknowledgement)
+    return ShareExchange(plans, on_done)
 
 
 def _encode_acknowledgement(
     service: BrokerServices, connection: Connection, header: RequestHeader, exchange: ShareExchange
-) -> bytes:
+) -> Sequence[ResponsePart]:
     _, results = exchange.results()
     response = _acknowledged(service, connection, results, exchange.lock_ms)
-    return acknowledge_wire.encode_response(header.api_version, header.correlation_id, response)
+    return (acknowledge_wire.encode_response(header.api_version, header.correlation_id, response),)
 
 
 async def _answer(
