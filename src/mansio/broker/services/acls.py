@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NO_ADMINISTRATOR: Final = "no_administrator"
+"""Log event, and reason of a warning, if `AclService.lacks_administrator`."""
+
+NO_ADMINISTRATOR_DETAIL: Final = (
+    "super_users is empty and no ACL allows ALTER on the cluster: no client can change ACLs; set super_users"
+)
+
 ACLS_MAX: Final = 20_000
 """Maximum number of ACLs of a cluster."""
 
@@ -91,6 +98,10 @@ class AclService:
     def acl_count(self) -> int:
         """Number of ACLs of the cluster."""
         return len(self._state.acls)
+
+    def lacks_administrator(self) -> bool:
+        """Whether there is an authorizer, and no client can change ACLs (`Authorizer.is_administrable`)."""
+        return self._authorization.is_enabled and not self._authorization.authorizer.is_administrable()
 
     def describe(self, selected: AclFilter, *, caller: Caller) -> list[Acl]:
         """Return the ACLs that a filter selects. Raises `SecurityDisabled`, `ClusterAuthorizationFailed`,

@@ -27,6 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mansio.state.authorization.acls import (
+    CLUSTER_NAME,
     OPERATIONS,
     WILDCARD,
     WILDCARD_PRINCIPAL,
@@ -284,6 +285,19 @@ class Authorizer:
     def is_super_user(self, requester: Requester) -> bool:
         """Whether a requester may do everything."""
         return not self._super_users.isdisjoint(requester.principals)
+
+    def is_administrable(self) -> bool:
+        """Whether a client can change ACLs: there is a super user, an ACL that allows ALTER on the cluster, or
+        `allow_everyone_if_no_acl_found`. Whether an ACL denies it again is not looked at."""
+        if self._super_users or self._allow_everyone:
+            return True
+        return any(
+            rules.allowed & bit_of(Operation.ALTER)
+            for (resource_type, _), patterns in self._rules.items()
+            if resource_type is ResourceType.CLUSTER
+            for hosts in patterns.matching(CLUSTER_NAME)
+            for rules in hosts.values()
+        )
 
     def operations_of(self, requester: Requester, resource_type: ResourceType, name: str) -> int:
         """Return the set of operations that a requester may do on a resource."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mansio.errors import InvalidRequest
 from mansio.state.authorization.acls import (
     ANY,
+    CLUSTER_NAME,
     MATCH,
     OPERATIONS,
     WILDCARD,
@@ -310,6 +311,30 @@ def test_the_group_of_a_super_user_may_do_everything() -> None:
     operator = new_requester("carol", "10.0.0.1", ["ops"])
     assert authorizer.operations_of(operator, ResourceType.CLUSTER, "kafka-cluster") == ALL_OPERATIONS
     assert authorizer.allows_any(operator, Operation.WRITE, ResourceType.TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("super_users", "allow_everyone", "named", "expected"),
+    [
+        ([], False, {}, False),
+        (["User:root"], False, {}, True),
+        ([WILDCARD_PRINCIPAL], False, {}, False),
+        ([], True, {}, True),
+        ([], False, {"operation": Operation.ALTER}, True),
+        ([], False, {"operation": Operation.ALL, "principal": "Group:ops"}, True),
+        ([], False, {"operation": Operation.DESCRIBE}, False),
+        ([], False, {"operation": Operation.ALL, "permission": Permission.DENY}, False),
+        ([], False, {"operation": Operation.ALL, "resource_type": ResourceType.TOPIC}, False),
+    ],
+)
+def test_acls_can_be_changed_if_a_client_may_alter_the_cluster(
+    super_users: list[str], allow_everyone: bool, named: dict[str, Any], expected: bool
+) -> None:
+    authorizer = Authorizer(super_users, allow_everyone_if_no_acl_found=allow_everyone)
+    if named:
+        of_cluster = {**VALID, "resource_type": ResourceType.CLUSTER, "name": CLUSTER_NAME}
+        authorizer.add(checked_acl(**{**of_cluster, **named}))
+    assert authorizer.is_administrable() is expected
 
 
 # Filters
