@@ -300,6 +300,40 @@ def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: Mans
         assert answer.error_code == code
 
 
+def test_a_refusal_has_its_error_at_the_top_and_in_each_item_as_in_kafka(room: MansioRoom) -> None:
+    room.set_acls([])
+    alice, refused = room.peers["alice"], ClusterAuthorizationFailed.kafka_code
+    users = {"users": [{"name": "carol"}, {"name": "nobody"}]}
+    described = alice.call(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, users)
+    assert (described.error_code, described.error_message is None) == (refused, False)
+    nameless = {"user": "", "error_code": refused, "error_message": None, "credential_infos": []}
+    assert [vars(each) for each in described.results] == [nameless, nameless]
+    partitions = [{"topic": "t-exists", "partitions": [0, 7]}]
+    asked = {"election_type": 0, "topic_partitions": partitions, "timeout_ms": 1000}
+    elected = alice.call(ApiKey.ELECT_LEADERS, 2, asked)
+    assert elected.error_code == refused
+    (topic,) = elected.replica_election_results
+    assert [(each.partition_id, each.error_code) for each in topic.partition_result] == [
+        (0, refused),
+        (7, refused),
+    ]
+    moved = [{"name": "t-exists", "partitions": [{"partition_index": 0, "replicas": [1]}]}]
+    for version in (0, 1):
+        answer = alice.call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, {"timeout_ms": 1000, "topics": moved}
+        )
+        assert (answer.error_code, answer.error_message is None) == (refused, False)
+        assert answer.responses[0].partitions[0].error_code == refused
+
+
+def test_a_refusal_to_describe_all_users_names_none(room: MansioRoom) -> None:
+    room.set_acls([])
+    everyone: tuple[dict[str, Any], ...] = ({"users": []}, {"users": None})
+    for fields in everyone:
+        answer = room.peers["alice"].call(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, fields)
+        assert (answer.error_code, answer.results) == (ClusterAuthorizationFailed.kafka_code, [])
+
+
 def test_what_administers_is_audited() -> None:
     administering = {key for key, row in KAFKA.items() if row.effect is Effect.ADMINISTERS}
     assert set(ADMINISTRATIVE) == administering
