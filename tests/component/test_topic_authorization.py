@@ -3,6 +3,7 @@ exists; who has it gets what Kafka's broker returns."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
@@ -14,7 +15,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kafka import KafkaAdminClient
 
+from mansio.broker.routing.caller import Caller, ClientSession
+from mansio.broker.services.audit.audit_service import AuditService
 from mansio.broker.services.authorization import Authorization
+from mansio.broker.services.topic_admin import TopicReference
 from mansio.broker.topics import topics as broker_topics
 from mansio.errors import (
     ClusterAuthorizationFailed,
@@ -195,6 +199,36 @@ def test_automatic_creation_needs_the_topic_or_the_cluster(bench: Bench) -> None
     asked = [{"name": "newer"}, {"name": "bad name"}, {"name": "__consumer_offsets"}]
     answer = bench.ask(ApiKey.METADATA, topics=asked, allow_auto_topic_creation=True)
     assert [each.error_code for each in answer.topics] == [0, INVALID_TOPIC, UNKNOWN]
+
+
+def test_each_topic_that_is_created_automatically_is_audited_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(AuditService, "_write", lambda audit, line: lines.append(audit._fields(line)))
+    admin = bench.service.topic_admin
+    may_create = acl(CLUSTER, CLUSTER_NAME, Operation.CREATE)
+    bench.allow(may_create, *(acl(TOPIC, name, Operation.DESCRIBE) for name in ("new", "other")))
+    asked = [{"name": "new"}, {"name": SEEN}, {"name": "bad name"}]
+    for _ in range(2):
+        bench.ask(ApiKey.METADATA, topics=asked, allow_auto_topic_creation=True)
+    done = [line for line in lines if line["outcome"] == "done"]
+    assert [(line["principal"], line["api"], line["operation"], line["resource"]) for line in done] == [
+        ("User:alice", "METADATA", "CREATE", "new")
+    ]
+    lines.clear()
+
+    async def ask_twice() -> None:
+        caller = Caller(ClientSession("admin"), address="10.0.0.1", api="METADATA")
+        wanted = [TopicReference("other")]
+        await asyncio.gather(
+            *(admin.find_each(wanted, may_create=True, caller=each) for each in (caller, caller, PEER))
+        )
+
+    bench.broker.run(ask_twice())
+    assert [(line["principal"], line["resource"], line["count"]) for line in lines] == [
+        ("User:admin", "other", 1)
+    ]
 
 
 @pytest.mark.parametrize("version", range(8, SUPPORTED_APIS[ApiKey.METADATA].max_version + 1))

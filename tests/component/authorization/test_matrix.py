@@ -74,7 +74,7 @@ class MansioRoom(Room):
         wanted = list(acls)
 
         def change() -> None:
-            for each in set(self._authorizer._of(None)) - set(wanted):
+            for each in set(self._authorizer.acls_of(None)) - set(wanted):
                 self._authorizer.remove(each)
             for each in wanted:
                 self._authorizer.add(each)

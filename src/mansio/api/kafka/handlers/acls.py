@@ -35,7 +35,7 @@ ENCODED_ACLS_MAX: Final = 500
 async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields | bytes:
     """Return the ACLs that the filter selects, by pattern. A large response is encoded on a thread."""
     try:
-        acls = service.acls.describe(
+        acls = await service.acls.describe(
             AclFilter(
                 request.resource_type_filter,
                 request.pattern_type_filter,
