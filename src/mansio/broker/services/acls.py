@@ -227,6 +227,8 @@ class AclService:
             await turns.next()
             if key not in errors:
                 logger.info("acl_deleted", extra=_log_fields(acl))
+        if not errors:
+            return selected
         return [
             next((errors[keys[acl]] for acl in acls if keys[acl] in errors), acls)
             if isinstance(acls, list)
