@@ -347,7 +347,7 @@ def kafka_outcome(broker: TestBroker, *_: object, text: str) -> str:
         frame = peer.frame()
     if frame is None:
         return "not checked"
-    _, answer = messages.decode_response_frame(ApiKey.SASL_AUTHENTICATE, 2, frame)
+    answer = messages.decode_response_frame(ApiKey.SASL_AUTHENTICATE, 2, frame)[1]
     return "wrong" if bytes(answer.auth_bytes) == INVALID_TOKEN else "accepted"
 
 

@@ -319,7 +319,8 @@ class Authorization:
         if not owner_may_write(self._authorizer, owner, topic):
             refused = self.refusal(caller, Operation.WRITE, ResourceType.TOPIC, topic)
             raise type(refused)(
-                f"{refused.message} without its groups, which do not count for what is written later"
+                f"{refused.message} without its groups, which do not count for what is written later: the user itself"
+                " needs the right"
             )
         return owner
 

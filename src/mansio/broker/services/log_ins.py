@@ -55,8 +55,8 @@ LOG_IN_FAILURES: Final = (
     NO_KEYS,
 )
 """Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker is
-cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token,
-because there are no keys."""
+cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token
+(`token_checks`)."""
 
 CUT_OFF: Final = "this broker is cut off from the cluster"
 

@@ -66,8 +66,8 @@ class TokenChecker:
         return f"{self._source.source}: {failure}" if failure else ""
 
     def verify(self, token: str, address: str, now_ms: int) -> Accepted | Rejected | Refused:
-        """Verify a token from a client at `address` at a Unix time, unless it is known to be valid. `Refused`: it was not
-        verified, because there are no keys, or too many wrong tokens came from the address."""
+        """Verify a token from a client at `address`, at a Unix time, unless it is known to be valid. `Refused`: it was
+        not verified, because there are no keys, or too many wrong tokens came from the address."""
         keys = self._source.keys
         if keys is not self._remembered_keys:
             self._remembered.clear()

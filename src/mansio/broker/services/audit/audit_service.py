@@ -1,8 +1,9 @@
 """Audit service: who did, or was refused, what, through which protocol, listener and broker.
 
 Two places report to it: `Authorization` each refusal, and the request router each administrative change that succeeded.
-The response to Metadata does not tell which topics were created automatically: `TopicAdminService` reports those. The broker that decides or changes audits, with the identity of the client for which another broker forwards a request.
-What brokers do for themselves is not audited.
+The response to Metadata does not tell which topics were created automatically: `TopicAdminService` reports those. The
+broker that decides or changes audits, with the identity of the client for which another broker forwards a request. What
+brokers do for themselves is not audited.
 
 A line is a JSON object. It goes to the file of the setting `audit_log`, or without one to the log of the process
 (logger `mansio.audit`), and to the topic `__mansio_audit`.
