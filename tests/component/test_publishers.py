@@ -8,12 +8,13 @@ import pytest
 
 from mansio.broker.routing.caller import Caller, ClientSession
 from mansio.testing.broker import TestBroker
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from mansio.client import Client
 
 
-@pytest.mark.parametrize("super_users", ["", "User:admin"])
+@pytest.mark.parametrize("super_users", smoke_first("User:admin", ""))
 def test_a_publisher_does_not_create_the_topic_that_was_deleted(super_users: str) -> None:
     settings = {"authorizer": "acl", "super_users": super_users} if super_users else {}
     with TestBroker(auto_create_topics_enable=True, **settings) as broker:
