@@ -275,7 +275,7 @@ class Broker:
             data_format.require_current,
             limits,
             self._security.secrets_keys,
-            new_token_checker(settings, self._token_keys),
+            new_token_checker(settings, self._token_keys, host_ports.clock),
         )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)

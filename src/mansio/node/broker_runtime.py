@@ -555,7 +555,11 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             topic_admin=TopicAdminService(
-                self.topics, quotas=quotas, scheduler=host_ports.scheduler, authorization=authorization
+                self.topics,
+                quotas=quotas,
+                scheduler=host_ports.scheduler,
+                authorization=authorization,
+                report_creation=self.audit.report_creation,
             ),
             log_dirs=LogDirService(
                 self.partitions,

@@ -40,10 +40,10 @@ from mansio.errors import (
     NonEmptyGroup,
     UnknownTopicOrPartition,
 )
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import AclFilter, Operation, ResourceType
 from mansio.state.authorization.authorizer import GROUPS_MAX
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from support.authorization import acl
+from support.authorization import PEER, acl
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
 
@@ -74,7 +74,7 @@ class MansioRoom(Room):
         wanted = list(acls)
 
         def change() -> None:
-            for each in set(self._authorizer._of(None)) - set(wanted):
+            for each in set(self._authorizer.acls_of(None)) - set(wanted):
                 self._authorizer.remove(each)
             for each in wanted:
                 self._authorizer.add(each)
@@ -283,12 +283,15 @@ def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
 def test_a_large_list_of_acls_is_described_as_a_small_one_is(
     room: MansioRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.set_acls(acl(ResourceType.TOPIC, name, Operation.READ) for name in ("a", "b"))
+    service = room.broker.broker.service.acls
+    added = [acl(ResourceType.TOPIC, name, Operation.READ) for name in ("a", "b")]
+    assert room.broker.run(service.create_each(added, caller=PEER)) == [None, None]
     asked = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
     known = room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)
     assert [each.resource_name for each in known.resources] == ["a", "b"]
     monkeypatch.setattr(acls, "ENCODED_ACLS_MAX", 1)
     assert vars(room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)) == vars(known)
+    assert room.broker.run(service.delete_each([AclFilter()], caller=PEER)) == [added]
 
 
 def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: MansioRoom) -> None:

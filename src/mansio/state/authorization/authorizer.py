@@ -32,7 +32,6 @@ from mansio.state.authorization.acls import (
     WILDCARD,
     WILDCARD_PRINCIPAL,
     Acl,
-    AclFilter,
     Operation,
     PatternType,
     Permission,
@@ -270,11 +269,8 @@ class Authorizer:
         self.acl_count -= 1
         self.revision += 1
 
-    def acls(self, selected: AclFilter) -> list[Acl]:
-        """Return the ACLs that a filter selects, in a fixed order. With a principal, only its ACLs are looked at."""
-        return sorted(acl for acl in self._of(selected.principal) if selected.matches(acl))
-
-    def _of(self, principal: str | None) -> Iterator[Acl]:
+    def acls_of(self, principal: str | None) -> Iterator[Acl]:
+        """Yield the ACLs of a principal, None for those of all, in any order; to be used before the next change."""
         for key in self._rules if principal is None else [(each, principal) for each in ResourceType]:
             patterns = self._rules.get(key)
             if patterns is not None:
