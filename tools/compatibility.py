@@ -83,6 +83,20 @@ _TESTED_CLIENTS: Final = (
     _Client("PySpark", "pyspark", "`tests/system/spark`", "4.1"),
 )
 
+_CLIENT_FAULTS: Final = """
+## Faults of clients
+
+Seen with Mansio and with Apache Kafka 4.1.1 alike.
+
+| client | request | fault |
+|---|---|---|
+| confluent-kafka 2.16.1 (librdkafka 2.16.0) | `AdminClient.describe_user_scram_credentials` | When it is refused \
+(CLUSTER_AUTHORIZATION_FAILED), the process crashes: librdkafka frees the text of the error, which it has not \
+allocated. Users who call it need DESCRIBE on the cluster. |
+| confluent-kafka 2.16.1 (librdkafka 2.16.0) | `AdminClient.describe_acls` | When it is refused, it returns an empty \
+list: librdkafka does not report the error. |
+"""
+
 _NOT_OFFERED: Final = """
 ## Not supported
 
@@ -255,6 +269,7 @@ def render() -> str:
         + client_versions(
             json.loads(_OLDEST.read_text(encoding="utf-8")), _CONSTRAINTS.read_text(encoding="utf-8")
         )
+        + _CLIENT_FAULTS
         + _NOT_OFFERED
         + skipped
         + _DEFAULTS

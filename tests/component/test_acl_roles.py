@@ -72,8 +72,6 @@ def options(broker: SaslBroker, user: str) -> dict[str, Any]:
 
 def audited(broker: SaslBroker) -> list[dict[str, Any]]:
     path = Path(broker.broker.settings.audit_log)
-    if not path.exists():  # it is made with the first line
-        return []
     return [
         json.loads(line)
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True)

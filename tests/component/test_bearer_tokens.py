@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -12,9 +13,11 @@ import pytest
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.broker.routing.caller import ANONYMOUS, Caller, ClientSession
+from mansio.broker.services.wrong_credentials import WRONG_PER_S_MAX
 from mansio.config.security import OAUTHBEARER, PLAIN
 from mansio.errors import ClusterAuthorizationFailed, SaslAuthenticationFailed
 from mansio.net.signing_keys import REQUESTED_INTERVAL_MS
+from mansio.state.authentication.bearer_tokens import GROUPS_MAX, TOKEN_CHARACTERS_MAX
 from mansio.state.authentication.oauth_bearer import FAILURE_ANSWER, INVALID_TOKEN, bearer_message
 from mansio.state.authorization.acls import (
     CLUSTER_NAME,
@@ -33,13 +36,14 @@ from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, log_in, sasl_broker, send_token, shake
 from support.secured_broker import delete_user, secured_broker, set_password
+from support.tiers import smoke_first
 from support.tls_listener import client_context
 from support.tokens import Issuer, KeyServer, claims, token_settings
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from mansio.broker.services.api_keys import NewApiKey
@@ -320,6 +324,100 @@ def test_an_event_stream_ends_with_its_token(broker: TestBroker, context: ssl.SS
         follower = Follower(client)
         follower.begin()
         assert follower.has_ended()
+
+
+def http_outcome(broker: TestBroker, _: Authority, context: ssl.SSLContext, *, text: str) -> str:
+    with client_of(broker, context, text) as client:
+        status = client.get("/v1/topics").status_code
+    return {200: "accepted", 401: "wrong", 429: "not checked"}[status]
+
+
+def grpc_outcome(broker: TestBroker, authority: Authority, _: ssl.SSLContext, *, text: str) -> str:
+    return {
+        grpc.StatusCode.OK: "accepted",
+        grpc.StatusCode.UNAUTHENTICATED: "wrong",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: "not checked",
+    }[grpc_code(broker, authority, text)]
+
+
+def kafka_outcome(broker: TestBroker, *_: object, text: str) -> str:
+    with RawPeer(int(broker.bootstrap_servers.rpartition(":")[2])) as peer:
+        assert shake(peer, OAUTHBEARER).error_code == 0
+        peer.send(log_in_frame(text))
+        frame = peer.frame()
+    if frame is None:
+        return "not checked"
+    answer = messages.decode_response_frame(ApiKey.SASL_AUTHENTICATE, 2, frame)[1]
+    return "wrong" if bytes(answer.auth_bytes) == INVALID_TOKEN else "accepted"
+
+
+@pytest.mark.parametrize("outcome_of", smoke_first(http_outcome, grpc_outcome, kafka_outcome))
+def test_wrong_tokens_of_an_address_are_limited_and_a_remembered_one_is_accepted(
+    authority: Authority, context: ssl.SSLContext, keys_file: Path, outcome_of: Callable[..., str]
+) -> None:
+    settings = token_settings(
+        keys_file,
+        listeners="SASL_PLAINTEXT://127.0.0.1:0",
+        http_security_protocol="SASL_SSL",
+        grpc_security_protocol="SASL_SSL",
+    )
+    with secured_broker(authority, authority.issue(), **settings) as broker:
+        tokens = broker._running().service.tokens
+        assert tokens is not None
+
+        def attempt(text: str) -> str:
+            return outcome_of(broker, authority, context, text=text)
+
+        now = now_s(broker)
+        remembered, forged = token(now), Issuer(1).sign(claims(now))
+        assert attempt(remembered) == "accepted"
+        assert attempt(forged) == "wrong"
+        assert tokens.verified_count == 2
+
+        def is_limited() -> bool:
+            with ThreadPoolExecutor(2 * WRONG_PER_S_MAX) as threads:
+                found = [*threads.map(attempt, [forged] * (2 * WRONG_PER_S_MAX))]
+            assert set(found) <= {"wrong", "not checked"}
+            return "not checked" in found
+
+        wait_until(is_limited, scaled(TIMEOUT_S), "a refusal")
+        verified = tokens.verified_count
+        assert attempt(remembered) == "accepted"
+        assert tokens.verified_count == verified
+
+
+def token_of(length: int, now: float) -> str:
+    """A valid token with about this length, with as many groups as there may be."""
+    groups = [f"{number:02d}" for number in range(GROUPS_MAX)]
+    bare = len(token(now, groups=groups))
+    found = token(now, groups=groups, padding="x" * ((length - bare) * 3 // 4 - 20))
+    assert length - 20 < len(found) <= length
+    return found
+
+
+@pytest.mark.parametrize(
+    ("length", "is_accepted"), smoke_first((12_000, True), (TOKEN_CHARACTERS_MAX, True), (17_000, False))
+)
+def test_a_long_token_is_accepted_by_each_protocol_up_to_the_limit(
+    broker: TestBroker, authority: Authority, context: ssl.SSLContext, length: int, is_accepted: bool
+) -> None:
+    long = token_of(length, now_s(broker))
+    expected = "accepted" if is_accepted else "wrong"
+    assert http_outcome(broker, authority, context, text=long) == expected
+    assert grpc_outcome(broker, authority, context, text=long) == expected
+
+
+def test_a_call_with_two_credentials_is_refused(broker: TestBroker, authority: Authority) -> None:
+    credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
+    port = broker.grpc_address.rpartition(":")[2]
+    value = f"Bearer {token(now_s(broker))}"
+    with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+        call = channel.unary_unary("/mansio.v1.Mansio/ListTopics")
+        for first, second in ((value, "Bearer x"), ("Bearer x", value), (value, value)):
+            metadata = (("authorization", first), ("authorization", second))
+            with pytest.raises(grpc.RpcError) as error:
+                call(b"", metadata=metadata, timeout=scaled(TIMEOUT_S))
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 # API keys

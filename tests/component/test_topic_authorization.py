@@ -3,6 +3,7 @@ exists; who has it gets what Kafka's broker returns."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
@@ -14,7 +15,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kafka import KafkaAdminClient
 
+from mansio.broker.routing.caller import Caller, ClientSession
+from mansio.broker.services.audit.audit_service import DONE, AuditService
 from mansio.broker.services.authorization import Authorization
+from mansio.broker.services.topic_admin import TopicReference
 from mansio.broker.topics import topics as broker_topics
 from mansio.errors import (
     ClusterAuthorizationFailed,
@@ -195,6 +199,40 @@ def test_automatic_creation_needs_the_topic_or_the_cluster(bench: Bench) -> None
     asked = [{"name": "newer"}, {"name": "bad name"}, {"name": "__consumer_offsets"}]
     answer = bench.ask(ApiKey.METADATA, topics=asked, allow_auto_topic_creation=True)
     assert [each.error_code for each in answer.topics] == [0, INVALID_TOPIC, UNKNOWN]
+
+
+def test_each_topic_that_is_created_automatically_for_a_client_is_audited_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, ...]] = []
+
+    def record(_: AuditService, caller: Caller, outcome: str, *what: Any) -> None:
+        if outcome == DONE:
+            done.append((caller.session.principal, caller.api, *what))
+
+    monkeypatch.setattr(AuditService, "_add", record)
+    may_create = acl(CLUSTER, CLUSTER_NAME, Operation.CREATE)
+    bench.allow(may_create, *(acl(TOPIC, name, Operation.DESCRIBE) for name in ("new", SEEN)))
+    asked = [{"name": "new"}, {"name": SEEN}, {"name": "bad name"}]
+    for _ in range(2):
+        bench.ask(ApiKey.METADATA, topics=asked, allow_auto_topic_creation=True)
+    assert done == [("User:alice", "METADATA", "CREATE", "topic", "new")]
+    done.clear()
+    admin = Caller(ClientSession("admin"), address="10.0.0.1", api="METADATA")
+
+    async def ask(name: str, *callers: Caller) -> None:
+        find = bench.service.topic_admin.find_each
+        wanted = [TopicReference(name)]
+        await asyncio.gather(*(find(wanted, may_create=True, caller=each) for each in callers))
+        assert bench.topic(name)
+
+    bench.broker.run(ask("two", admin, admin))
+    bench.broker.run(ask("of-a-broker", PEER))
+    assert done == [("User:admin", "METADATA", "CREATE", "topic", "two")]
+    done.clear()
+    exists = bench.service.topics.auto_create(SEEN, on_created=lambda name: done.append((name,)))
+    assert bench.broker.run(exists).name == SEEN, "another broker has created it meanwhile"
+    assert not done
 
 
 @pytest.mark.parametrize("version", range(8, SUPPORTED_APIS[ApiKey.METADATA].max_version + 1))

@@ -300,7 +300,7 @@ class Settings:
     audit_log: str = _setting(
         "",
         "File to which the audit is appended, one JSON object per line. Empty: the log lines on standard error. "
-        "It needs authorizer=acl.",
+        "A broker that cannot write to it does not start. It needs authorizer=acl.",
     )
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True

@@ -20,6 +20,7 @@ from mansio.api.kafka.server.listener import KafkaServer
 from mansio.api.routing.routed_clients import RoutedClients
 from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
 from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode
+from mansio.broker.services.acls import NO_ADMINISTRATOR, NO_ADMINISTRATOR_DETAIL
 from mansio.config.addresses import WILDCARD_IPV4, Address
 from mansio.config.listeners import format_listeners
 from mansio.host import file_descriptors
@@ -274,10 +275,12 @@ class Broker:
             data_format.require_current,
             limits,
             self._security.secrets_keys,
-            new_token_checker(settings, self._token_keys),
+            new_token_checker(settings, self._token_keys, host_ports.clock),
         )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)
+        if runtime.service.acls.lacks_administrator():
+            logger.warning(NO_ADMINISTRATOR, extra=fields(reason=NO_ADMINISTRATOR_DETAIL))
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
         stack.push_async_callback(runtime.service.audit.close)  # after the last request

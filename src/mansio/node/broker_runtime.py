@@ -232,6 +232,7 @@ class BrokerRuntime:
             partitions_max=limits.partitions,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
         )
+        self._audit_file: AuditFile | None = None
         self.audit = self._build_audit(authorizer)
         self.authorization = Authorization(authorizer, self.audit.report_refusal)
         self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random, host_ports.scheduler)
@@ -554,7 +555,11 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             topic_admin=TopicAdminService(
-                self.topics, quotas=quotas, scheduler=host_ports.scheduler, authorization=authorization
+                self.topics,
+                quotas=quotas,
+                scheduler=host_ports.scheduler,
+                authorization=authorization,
+                report_creation=self.audit.report_creation,
             ),
             log_dirs=LogDirService(
                 self.partitions,
@@ -697,7 +702,7 @@ class BrokerRuntime:
             )
             queues.append(AuditQueue(AUDIT_TOPIC, topic.append, host_ports.scheduler))
             if settings.audit_log:
-                file = AuditFile(
+                file = self._audit_file = AuditFile(
                     settings.audit_log, host_ports.disk, host_ports.file_thread, host_ports.scheduler
                 )
                 queues.append(AuditQueue(settings.audit_log, file.append, host_ports.scheduler))
@@ -711,12 +716,15 @@ class BrokerRuntime:
         )
 
     async def open(self, stack: AsyncExitStack, close_scheduler: Callable[[], Awaitable[object]]) -> None:
-        """Recover every log and load the groups. When clients can connect, the caller calls `start_background_work`.
+        """Check the audit file, recover every log and load the groups. When clients can connect, the caller calls
+        `start_background_work`. Raises `ConfigError` if the audit file cannot be written.
 
         `stack` closes the runtime; `close_scheduler` cancels the tasks that are still running then.
         """
         settings, partitions, scheduler = self.settings, self.partitions, self.host_ports.scheduler
         stack.push_async_callback(self._close_partitions)
+        if self._audit_file is not None:
+            await self._audit_file.prepare()
         known = tuple(self.state.topics.values())
         if self.cluster_member is None:
             await partitions.open_existing_topics(known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.broker.services.token_checks import TokenChecker
+from mansio.broker.services.wrong_credentials import WrongCredentials
 from mansio.config.security import OAUTHBEARER
 from mansio.config.tokens import KEYS_SETTING, parse_audiences, parse_key_location
 from mansio.errors import ConfigError, MissingExtra
@@ -16,6 +17,7 @@ from mansio.state.authentication.bearer_tokens import TokenRules
 if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
+    from mansio.ports import Clock
 
 
 def open_signing_keys(settings: Settings, host: HostPorts) -> SigningKeys | None:
@@ -39,7 +41,7 @@ def open_signing_keys(settings: Settings, host: HostPorts) -> SigningKeys | None
     )
 
 
-def new_token_checker(settings: Settings, keys: SigningKeys | None) -> TokenChecker | None:
+def new_token_checker(settings: Settings, keys: SigningKeys | None, clock: Clock) -> TokenChecker | None:
     """Return what verifies tokens with the keys of the issuer; None without keys."""
     if keys is None:
         return None
@@ -50,4 +52,4 @@ def new_token_checker(settings: Settings, keys: SigningKeys | None) -> TokenChec
         settings.sasl_oauthbearer_groups_claim_name,
         settings.sasl_oauthbearer_clock_skew_seconds * 1000,
     )
-    return TokenChecker(rules, keys)
+    return TokenChecker(rules, keys, WrongCredentials(clock))

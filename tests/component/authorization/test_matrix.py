@@ -40,10 +40,10 @@ from mansio.errors import (
     NonEmptyGroup,
     UnknownTopicOrPartition,
 )
-from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.authorization.acls import AclFilter, Operation, ResourceType
 from mansio.state.authorization.authorizer import GROUPS_MAX
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from support.authorization import acl
+from support.authorization import PEER, acl
 from support.raw_peer import RawPeer
 from support.sasl_broker import SaslBroker, sasl_broker
 
@@ -74,7 +74,7 @@ class MansioRoom(Room):
         wanted = list(acls)
 
         def change() -> None:
-            for each in set(self._authorizer._of(None)) - set(wanted):
+            for each in set(self._authorizer.acls_of(None)) - set(wanted):
                 self._authorizer.remove(each)
             for each in wanted:
                 self._authorizer.add(each)
@@ -283,12 +283,15 @@ def test_a_deleted_user_is_served_no_request(room: MansioRoom) -> None:
 def test_a_large_list_of_acls_is_described_as_a_small_one_is(
     room: MansioRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.set_acls(acl(ResourceType.TOPIC, name, Operation.READ) for name in ("a", "b"))
+    service = room.broker.broker.service.acls
+    added = [acl(ResourceType.TOPIC, name, Operation.READ) for name in ("a", "b")]
+    assert room.broker.run(service.create_each(added, caller=PEER)) == [None, None]
     asked = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
     known = room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)
     assert [each.resource_name for each in known.resources] == ["a", "b"]
     monkeypatch.setattr(acls, "ENCODED_ACLS_MAX", 1)
     assert vars(room.peers["admin"].call(ApiKey.DESCRIBE_ACLS, 3, asked)) == vars(known)
+    assert room.broker.run(service.delete_each([AclFilter()], caller=PEER)) == [added]
 
 
 def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: MansioRoom) -> None:
@@ -298,6 +301,40 @@ def test_groups_that_would_not_count_are_refused_by_a_check_of_rights(room: Mans
         groups = [f"g{number}" for number in range(count)]
         answer = room.peers["admin"].call(ApiKey.CHECK_AUTHORIZATION, 0, asked | {"groups": groups})
         assert answer.error_code == code
+
+
+def test_a_refusal_has_its_error_at_the_top_and_in_each_item_as_in_kafka(room: MansioRoom) -> None:
+    room.set_acls([])
+    alice, refused = room.peers["alice"], ClusterAuthorizationFailed.kafka_code
+    users = {"users": [{"name": "carol"}, {"name": "nobody"}]}
+    described = alice.call(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, users)
+    assert (described.error_code, described.error_message is None) == (refused, False)
+    nameless = {"user": "", "error_code": refused, "error_message": None, "credential_infos": []}
+    assert [vars(each) for each in described.results] == [nameless, nameless]
+    partitions = [{"topic": "t-exists", "partitions": [0, 7]}]
+    asked = {"election_type": 0, "topic_partitions": partitions, "timeout_ms": 1000}
+    elected = alice.call(ApiKey.ELECT_LEADERS, 2, asked)
+    assert elected.error_code == refused
+    (topic,) = elected.replica_election_results
+    assert [(each.partition_id, each.error_code) for each in topic.partition_result] == [
+        (0, refused),
+        (7, refused),
+    ]
+    moved = [{"name": "t-exists", "partitions": [{"partition_index": 0, "replicas": [1]}]}]
+    for version in (0, 1):
+        answer = alice.call(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, {"timeout_ms": 1000, "topics": moved}
+        )
+        assert (answer.error_code, answer.error_message is None) == (refused, False)
+        assert answer.responses[0].partitions[0].error_code == refused
+
+
+def test_a_refusal_to_describe_all_users_names_none(room: MansioRoom) -> None:
+    room.set_acls([])
+    everyone: tuple[dict[str, Any], ...] = ({"users": []}, {"users": None})
+    for fields in everyone:
+        answer = room.peers["alice"].call(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, fields)
+        assert (answer.error_code, answer.results) == (ClusterAuthorizationFailed.kafka_code, [])
 
 
 def test_what_administers_is_audited() -> None:

@@ -51,7 +51,7 @@ def broker(authority: Authority, issued: Certificate) -> Iterator[TestBroker]:
 
 @pytest.fixture(autouse=True)
 def wrong_passwords_are_forgotten(broker: TestBroker) -> None:
-    broker._running().service.passwords._wrong.clear()
+    broker._running().service.passwords._wrong._buckets.clear()
 
 
 @pytest.fixture(scope="module")

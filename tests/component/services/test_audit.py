@@ -11,11 +11,12 @@ import pytest
 from mansio.broker.routing.caller import BROKER_SESSION, Caller, ClientSession
 from mansio.broker.services.audit.audit_queue import LINES_MAX, AuditQueue
 from mansio.broker.services.audit.audit_service import AuditService
-from mansio.broker.services.authorization import Authorization
+from mansio.broker.services.authorization import REPORTED_MAX, Authorization
 from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import ClusterAuthorizationFailed, StorageError, TopicAuthorizationFailed
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
+from mansio.state.audit.audit_merger import OTHER_RESOURCES
 from mansio.state.authorization.acls import Operation, Permission, ResourceType
 from mansio.state.authorization.authorizer import Authorizer
 from support.authorization import acl
@@ -129,6 +130,23 @@ def test_refused_names_are_audited_and_those_that_a_list_leaves_out_are_not() ->
     asyncio.run(work())
 
 
+def test_each_of_many_refused_names_of_a_request_is_counted() -> None:
+    async def work() -> None:
+        audit = Audit(acl(ResourceType.TOPIC, "a", Operation.READ))
+        count = 2 * REPORTED_MAX + 7
+        names = ["a", *(f"t{number}" for number in range(count))]
+        for _ in range(2):
+            found = audit.authorization.allowed_of_named(ALICE, Operation.READ, ResourceType.TOPIC, names)
+            assert found == ["a"]
+        assert audit.service.line_count < REPORTED_MAX
+        await audit.service.close()
+        counts = [line["count"] for line in audit.lines]
+        assert sum(counts) + audit.service.lost_count == 2 * count
+        assert all("allow" not in line for line in audit.lines if line["resource"] == OTHER_RESOURCES)
+
+    asyncio.run(work())
+
+
 def test_lines_wait_for_a_destination_that_fails_and_are_counted_when_they_are_lost() -> None:
     async def work() -> None:
         audit = Audit()
@@ -182,7 +200,7 @@ def test_without_an_authorizer_nothing_is_audited() -> None:
 def test_a_look_at_an_internal_topic_that_the_client_makes_by_itself_is_no_line() -> None:
     reported: list[str] = []
     authorization = Authorization(
-        Authorizer(), lambda _caller, _operation, _kind, name: reported.append(name)
+        Authorizer(), lambda _caller, _operation, _kind, name, **_: reported.append(name)
     )
     for name in (OFFSETS_TOPIC, "orders"):
         authorization.refusal(ALICE, Operation.DESCRIBE, ResourceType.TOPIC, name)

@@ -67,8 +67,8 @@ class Broker(NamedTuple):
     acls: AclService
 
 
-def stored(broker: Broker) -> list[Acl]:
-    return broker.acls.describe(AclFilter(), caller=ADMIN)
+async def stored(broker: Broker) -> list[Acl]:
+    return await broker.acls.describe(AclFilter(), caller=ADMIN)
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ def test_a_broker_that_starts_later_has_the_acls_of_the_store() -> None:
         await one.acls.create_each([may("orders"), may("payments", "User:bob")], caller=ADMIN)
         scheduler = AsyncioScheduler(asyncio.get_running_loop())
         async with broker_of(one.client.store, scheduler) as third:
-            assert stored(third) == sorted([may("orders"), may("payments", "User:bob")])
+            assert await stored(third) == sorted([may("orders"), may("payments", "User:bob")])
             assert third.asked.allows(ALICE, Operation.READ, ResourceType.TOPIC, "orders")
         del other
 
@@ -148,7 +148,7 @@ def test_creating_an_acl_twice_changes_nothing() -> None:
         revision = one.asked.revision
         assert await one.acls.create_each([may("orders"), may("orders")], caller=ADMIN) == [None, None]
         assert one.asked.revision == revision
-        assert stored(one) == stored(other) == [may("orders")]
+        assert await stored(one) == await stored(other) == [may("orders")]
 
     run(check)
 
@@ -160,16 +160,16 @@ def test_a_broker_that_has_not_learned_a_change_yet_does_not_lose_one_that_it_an
         store, keys = one.client.store, one.state.keys
 
         store.transact([], [Delete(acl_key(keys, orders))])
-        assert stored(one) == [orders], "the broker has not learned it"
+        assert await stored(one) == [orders], "the broker has not learned it"
         assert await one.acls.create_each([orders], caller=ADMIN) == [None]
         await one.state.wait_for_revision(store.revision, one.scheduler)
-        assert stored(one) == [orders]
+        assert await stored(one) == [orders]
 
         store.transact([], [Put(acl_key(keys, payments), encode(acl_document(payments), "w"))])
-        assert stored(one) == [orders], "the broker has not learned it"
+        assert await stored(one) == [orders], "the broker has not learned it"
         assert await one.acls.delete_each([AclFilter(name="payments")], caller=ADMIN) == [[payments]]
         await other.state.wait_for_revision(store.revision, one.scheduler)
-        assert stored(one) == stored(other) == [orders]
+        assert await stored(one) == await stored(other) == [orders]
 
     run(check)
 
@@ -197,7 +197,7 @@ def test_filters_of_one_request_report_what_each_selects() -> None:
         assert answers[0] == answers[2] == [may("a")]
         assert isinstance(answers[1], InvalidRequest)
         assert answers[3] == []
-        assert stored(one) == [may("b"), may("c")]
+        assert await stored(one) == [may("b"), may("c")]
         del other
 
     run(check)
@@ -209,7 +209,7 @@ def test_filters_that_select_too_much_together_delete_nothing(monkeypatch: pytes
         monkeypatch.setattr(acl_service, "ACLS_MAX", 3)
         answers = await one.acls.delete_each([AclFilter(), AclFilter()], caller=ADMIN)
         assert [type(each) for each in answers] == [PolicyViolation] * 2
-        assert stored(one) == [may("a"), may("b")]
+        assert await stored(one) == [may("a"), may("b")]
         assert await one.acls.delete_each([AclFilter()], caller=ADMIN) == [[may("a"), may("b")]]
         del other
 
@@ -226,7 +226,7 @@ def test_a_lost_answer_of_the_store_is_repeated_and_an_unreachable_store_is_repo
         (answer,) = await one.acls.delete_each([AclFilter(name="a")], caller=ADMIN)
         assert isinstance(answer, Unavailable)
         one.client.unreachable = False
-        assert stored(one) == [may("a")]
+        assert await stored(one) == [may("a")]
         del other
 
     run(check)
@@ -247,9 +247,9 @@ def test_only_who_may_alter_the_cluster_changes_acls() -> None:
             for operation in (Operation.DESCRIBE, Operation.ALTER)
         )
         with pytest.raises(ClusterAuthorizationFailed):
-            one.acls.describe(AclFilter(), caller=ALICE)
+            await one.acls.describe(AclFilter(), caller=ALICE)
         await one.acls.create_each([may_describe], caller=ADMIN)
-        assert one.acls.describe(AclFilter(), caller=ALICE) == [may_describe]
+        assert await one.acls.describe(AclFilter(), caller=ALICE) == [may_describe]
         (error,) = await one.acls.create_each([may_alter], caller=ALICE)
         assert isinstance(error, ClusterAuthorizationFailed)
         (answer,) = await one.acls.delete_each([AclFilter()], caller=ALICE)
@@ -257,6 +257,37 @@ def test_only_who_may_alter_the_cluster_changes_acls() -> None:
         assert one.acls.acl_count == 1
         await one.acls.create_each([may_alter], caller=ADMIN)
         assert await one.acls.create_each([may("a")], caller=ALICE) == [None]
+        del other
+
+    run(check)
+
+
+@pytest.mark.parametrize("principal", [None, "User:alice"])
+def test_a_filter_selects_the_acls_of_one_moment_while_other_work_runs(principal: str | None) -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        keys = one.state.keys
+        known = [may(f"topic{number}") for number in range(4 * ITEMS_PER_TURN)]
+        for acl in known:  # as if so many were stored
+            one.state.acls[acl_key(keys, acl)] = acl
+            one.asked.authorizer.add(acl)
+        late = may("added meanwhile")
+        others = 0
+
+        async def interfere() -> None:
+            nonlocal others
+            while True:
+                one.state.acls[acl_key(keys, late)] = late
+                one.asked.authorizer.add(late)
+                one.state.acls.pop(acl_key(keys, known[others % len(known)]), None)
+                others += 1
+                await asyncio.sleep(0)
+
+        working = asyncio.create_task(one.acls.describe(AclFilter(principal=principal), caller=ADMIN))
+        await asyncio.sleep(0)
+        interfering = asyncio.create_task(interfere())
+        assert await working == sorted(known)
+        interfering.cancel()
+        assert others >= 2 * 3, "other work has run in between"
         del other
 
     run(check)
@@ -290,7 +321,7 @@ def test_without_an_authorizer_everything_is_allowed_and_acls_are_refused() -> N
         assert nothing.allowed_names(ALICE, Operation.READ, ResourceType.TOPIC, ["a", "b"]) == ["a", "b"]
         assert nothing.allows_any(ALICE, Operation.WRITE, ResourceType.TOPIC)
         with pytest.raises(SecurityDisabled):
-            acls.describe(AclFilter(), caller=ALICE)
+            await acls.describe(AclFilter(), caller=ALICE)
         (error,) = await acls.create_each([may("a")], caller=ALICE)
         assert isinstance(error, SecurityDisabled)
         (answer,) = await acls.delete_each([AclFilter()], caller=ALICE)

@@ -395,13 +395,18 @@ def test_queues_are_listed_in_pages(sqs: Any, name: str) -> None:
     assert "QueueUrls" not in sqs.list_queues(QueueNamePrefix="no-such-queue")
 
 
-def test_permissions_are_an_unsupported_operation(sqs: Any, queue: str) -> None:
-    with pytest.raises(ClientError) as failed:
+def test_permissions_are_an_unsupported_operation_whose_error_names_access_control_lists(
+    sqs: Any, queue: str
+) -> None:
+    with pytest.raises(ClientError) as added:
         sqs.add_permission(QueueUrl=queue, Label="l", AWSAccountIds=["1"], Actions=["*"])
-    assert code_of(failed) == "AWS.SimpleQueueService.UnsupportedOperation"
-    with pytest.raises(ClientError) as failed:
+    with pytest.raises(ClientError) as removed:
         sqs.remove_permission(QueueUrl=queue, Label="l")
-    assert code_of(failed) == "AWS.SimpleQueueService.UnsupportedOperation"
+    for failed in (added, removed):
+        assert code_of(failed) == "AWS.SimpleQueueService.UnsupportedOperation"
+        assert failed.value.response["Error"]["Message"] == (
+            "Policies of queues are not supported: access control lists (mansio acl) give rights."
+        )
 
 
 # Dead letters

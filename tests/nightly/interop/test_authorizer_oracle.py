@@ -1,5 +1,5 @@
 """Each request of the matrix of rights gets the same refusals from Mansio and from Apache Kafka with
-StandardAuthorizer.
+StandardAuthorizer, in the same fields.
 
 Nightly: needs a JDK and Maven.
 """
@@ -26,6 +26,7 @@ from component.authorization.matrix import (
 from component.authorization.requests import error_codes, names_topics_by_id
 from component.authorization.test_matrix import MansioRoom
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec.messages import Struct
 from nightly.interop.java_client import QUICK_JVM, fetched
 from support.machine import scaled
 from support.paths import free_port
@@ -220,3 +221,51 @@ def test_refusals_are_those_of_kafka(kafka: KafkaRoom, mansio: MansioRoom, key: 
                 if (ours != theirs) is not ((key, resource, credential.name) in DIFFERENCES):
                     found.append(f"{version} {resource} {credential.name}: {ours}, Kafka {theirs}")
     assert not found, "\n".join(found)
+
+
+OWN_VALUES: Final = frozenset({"cluster_id", "error_message", "port"})
+"""Fields in which the two brokers have values of their own."""
+OTHER_FIELDS: Final = {
+    ApiKey.FETCH: "aborted transactions are null, here empty",
+    ApiKey.OFFSET_FETCH: "the requested partitions follow, without offsets",
+    ApiKey.CREATE_TOPICS: "settings are null, here empty",
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: "allow_replication_factor_change is that of the request, here true",
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: "no partition follows, here the requested ones, without replicas",
+}
+"""API -> how Mansio's refusal differs from Kafka's."""
+
+
+def fields_of(answer: Any) -> Any:
+    """Return a decoded answer as values that can be compared."""
+    if isinstance(answer, Struct):
+        return {name: fields_of(each) for name, each in vars(answer).items() if name not in OWN_VALUES}
+    if hasattr(answer, "_asdict"):
+        return {name: fields_of(each) for name, each in answer._asdict().items() if name not in OWN_VALUES}
+    if isinstance(answer, (list, tuple)):
+        return [fields_of(each) for each in answer]
+    return bytes(answer) if isinstance(answer, memoryview) else answer
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in ASKED if key < MANSIO_APIS_FROM], ids=lambda key: key.name.lower()
+)
+def test_a_refusal_has_the_fields_of_that_of_kafka(kafka: KafkaRoom, mansio: MansioRoom, key: ApiKey) -> None:
+    if key not in kafka.supported:
+        pytest.skip("this Kafka does not have it")
+    mansio.create()
+    kafka.create()
+    differing = []
+    for version in versions_of(key):
+        if version not in kafka.supported[key] or is_for_brokers(key, version):
+            continue
+        if names_topics_by_id(key, version):  # each broker has its own ids
+            continue
+        answers = []
+        for room in (mansio, kafka):
+            room.set_acls([])
+            _, answer = room.ask("alice", key, version, room.named[EXISTING])
+            answers.append(fields_of(answer))
+        ours, theirs = answers
+        if ours != theirs:
+            differing.append(f"{version}: {ours}, Kafka {theirs}")
+    assert bool(differing) is (key in OTHER_FIELDS), "\n".join(differing)

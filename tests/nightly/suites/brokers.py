@@ -22,7 +22,7 @@ USERS_DEADLINE_S: Final = 30
 
 
 AUTHORIZER: Final[dict[str, Any]] = {"authorizer": "acl", "allow_everyone_if_no_acl_found": "true"}
-"""As the test brokers of the suites' authors: what no ACL names is allowed."""
+"""What no ACL names is allowed, as by the test brokers of the authors of librdkafka and kafka-go."""
 
 
 def sasl_settings(kafka_port: int, sasl_port: int, host: str = "127.0.0.1") -> dict[str, str]:

@@ -32,7 +32,7 @@ def summary(suite: Suite, outcomes: Outcomes, expected: Expected, commit: str) -
         "commit": commit,
         "passed": sum(outcome is Outcome.PASSED for outcome in outcomes.values()),
         "failed": dict(Counter(reasons.get(name, "not expected") for name in failed)),
-        "skipped": dict(Counter(expected.skipped.get(name, "not expected") for name in skipped)),
+        "skipped": dict(Counter(expected.skipped.get(name, "not expected") for name in sorted(skipped))),
     }
 
 

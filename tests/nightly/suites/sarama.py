@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightly.suites.brokers import FOLDER
+from nightly.suites.brokers import AUTHORIZER, FOLDER
 from nightly.suites.commands import checked
 from nightly.suites.go_tests import BUILD_LIMIT_S, LOCAL_TOOLS, go_test, module_copy, tests_in
 from nightly.suites.suite import WORK, Suite
@@ -76,6 +76,7 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
             topic_defaults=json.dumps({"min.insync.replicas": "1"}),
             offsets_topic_num_partitions=10,
             group_initial_rebalance_delay_ms=0,
+            **AUTHORIZER,
         ) as brokers,
         toxiproxy(program, directory) as proxies,
         compose(brokers) as programs,

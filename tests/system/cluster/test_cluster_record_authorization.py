@@ -61,7 +61,7 @@ class Pair:
         else:
             self.leader.run(acls.delete_each([AclFilter(*each) for each in rights], caller=ADMIN))
         authorizer = self.leader.broker.service.authorization.authorizer
-        wait_until(lambda: all((each in authorizer.acls(AclFilter())) is exists for each in rights))
+        wait_until(lambda: all((each in authorizer) is exists for each in rights))
 
     def hold_back(self) -> list[Any]:
         """Let the entry broker learn of no further change of ACLs. Returns the callbacks for them."""

@@ -87,7 +87,7 @@ def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_error_of_a_topic_that_is_given_by_id_has_no_name_and_the_audit_has_it() -> None:
     audited = []
-    asked = Authorization(Authorizer(), lambda _caller, _operation, _type, name: audited.append(name))
+    asked = Authorization(Authorizer(), lambda _caller, _operation, _type, name, **_: audited.append(name))
     grants = present(asked.grants(ALICE))
     error = present(grants.topic_error(READ, None, TOPIC_ID, {TOPIC_ID: "secret"}.get, "FETCH"))
     with pytest.raises(TopicAuthorizationFailed) as refused:

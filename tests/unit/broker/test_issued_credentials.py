@@ -74,7 +74,9 @@ class Services:
         self.refusals: list[tuple[str, Operation, ResourceType]] = []
         authorization = Authorization(
             Authorizer(super_users=frozenset({"User:root"})),
-            lambda caller, operation, kind, _: self.refusals.append((caller.session.user, operation, kind)),
+            lambda caller, operation, kind, _, **__: self.refusals.append(
+                (caller.session.user, operation, kind)
+            ),
         )
         common: dict[str, Any] = {
             "store": admin.store,

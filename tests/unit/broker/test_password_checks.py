@@ -11,11 +11,9 @@ from mansio.broker.services.password_checks import (
     CACHE_S,
     QUEUE_FULL,
     QUEUE_MAX,
-    TOO_MANY_WRONG,
-    WRONG_PER_S_MAX,
     PasswordChecker,
-    network_of,
 )
+from mansio.broker.services.wrong_credentials import TOO_MANY_WRONG, WRONG_PER_S_MAX, network_of
 from mansio.state.authentication.credentials import CredentialDirectory, ScramCredential, ScramMechanism
 from mansio.state.authentication.outcomes import Accepted, Refused, Rejected
 from mansio.state.authentication.plain import PasswordCheck

@@ -5,7 +5,7 @@ Invariants:
   the one that was answered longest ago.
 * A connection on which no response is completed, and no part of a large one accepted, for `UNANSWERED_S_MAX` is closed,
   whatever the reason is.
-* A request has at most one Host header. An offer to change the protocol (Upgrade) is ignored.
+* A request has at most one Host and one Authorization header. An offer to change the protocol (Upgrade) is ignored.
 * Trailers of a chunked body are ignored; they cannot add or replace a header.
 * What the parser refuses is answered with problem details (RFC 9457): 400, and 431 for a head that is too large.
 * What a client sends without completing a head or a piece of a body is at most `HEADER_BYTES_MAX`, plus one read: the
@@ -44,6 +44,10 @@ PIPELINED_MAX: Final = 64
 CLIENT_CERTIFICATE: Final = "mansio.client_certificate"
 """Key in the scope of a request: the certificate (DER) with which its client has connected, if it has one."""
 
+SINGLE_HEADERS: Final = (b"host", b"authorization")
+"""Headers that a request has once: a proxy in front may have examined the other one."""
+
+_SINGLE_LENGTHS: Final = frozenset(map(len, SINGLE_HEADERS))
 _UPGRADE_OPTIONS: Final = (b"upgrade", b"http2-settings")
 
 
@@ -68,7 +72,8 @@ class HttpConnection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_in_head = False
-        self._has_host = False
+        self._single_headers: set[bytes] = set()
+        """Those of `SINGLE_HEADERS` that the head has."""
         self._is_too_large = False
         self._certificate: bytes | None = None
         self._unparsed_bytes = 0
@@ -191,7 +196,7 @@ class HttpConnection(HttpToolsProtocol):
             self.scope[CLIENT_CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
         self._header_bytes = 0
         self._is_in_head = True
-        self._has_host = False
+        self._single_headers.clear()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -201,10 +206,10 @@ class HttpConnection(HttpToolsProtocol):
         self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES)
         if not self._is_in_head:
             return
-        if len(name) == 4 and name.lower() == b"host":
-            if self._has_host:
-                raise InvalidHead("two Host headers")
-            self._has_host = True
+        if len(name) in _SINGLE_LENGTHS and (known := name.lower()) in SINGLE_HEADERS:
+            if known in self._single_headers:
+                raise InvalidHead(f"two {known.decode()} headers")
+            self._single_headers.add(known)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

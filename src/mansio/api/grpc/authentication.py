@@ -54,8 +54,10 @@ def by_log_in(log_ins: LogInService) -> Identify:
 
     @contextlib.asynccontextmanager
     async def identify(context: Any) -> AsyncIterator[ClientSession]:
-        value = dict(context.invocation_metadata() or ()).get("authorization")
-        authorization = value if isinstance(value, str) else None
+        found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        if len(found) > 1:  # a proxy in front may have examined the other one
+            raise InvalidRequest("the metadata has more than one authorization")
+        authorization = found[0] if found and isinstance(found[0], str) else None
         async with request_session(log_ins, authorization, host_of(context.peer())) as session:
             yield session.client
 

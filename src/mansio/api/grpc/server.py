@@ -24,6 +24,7 @@ from mansio.api.grpc.service import MansioService
 from mansio.api.required_rights import GRPC, check_rows
 from mansio.config.security import is_protocol_authenticated
 from mansio.errors import MansioError
+from mansio.state.authentication.bearer_tokens import TOKEN_CHARACTERS_MAX
 from mansio.state.authentication.certificate_names import MappingRules
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ MESSAGE_BYTES_MAX: Final = 32 << 20
 CALLS_MAX: Final = 1_000
 STREAMS_PER_CONNECTION_MAX: Final = 100
 CONNECTIONS_MAX: Final = 500
-METADATA_BYTES_MAX: Final = 16 << 10
+METADATA_BYTES_MAX: Final = TOKEN_CHARACTERS_MAX + (8 << 10)
+"""The longest token, and what clients send beside it."""
+
 STOP_S: Final = 2.0
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Mansio"]

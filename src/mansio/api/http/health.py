@@ -27,6 +27,7 @@ Warnings do not affect readiness; with any of them the broker is `degraded`:
 * `disk_full`: writes fail. `disk_low`. `disk_unresponsive`: the file system does not report its free space.
 * `certificate_expires_soon`: the certificate of the listeners should have been renewed by now.
 * `secrets_key_missing`: secrets in the metadata are encrypted with a key that this broker does not have.
+* `no_administrator`: no client can change access control lists.
 * `token_keys_not_read`: the keys of the issuer of tokens could not be read at the last attempt.
 * `hold_released`: records were deleted that a pipeline had not read. `holds_not_loaded`: nothing is deleted, because it
   is not known yet what pipelines still need.

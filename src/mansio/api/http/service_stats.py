@@ -15,6 +15,7 @@ from mansio.api.http.broker_stats import (
 )
 from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
 from mansio.broker.features.holds.retention_holds import RELEASE_REASONS
+from mansio.broker.services.acls import NO_ADMINISTRATOR, NO_ADMINISTRATOR_DETAIL
 from mansio.broker.services.health import Problem
 from mansio.errors import CorruptLog, MansioError, StorageError
 
@@ -112,6 +113,8 @@ class ServiceStats:
                 days = (server_context.expires_s - now_s) / DAY_S
                 detail = f"expires in {days:.1f} days" if days >= 0 else "has expired"
                 yield Problem("certificate_expires_soon", f"{certificates.files.certificate} {detail}")
+        if service.acls.lacks_administrator():
+            yield Problem(NO_ADMINISTRATOR, NO_ADMINISTRATOR_DETAIL)
         if unreadable := service.sqs_access_keys.undecryptable_count():
             detail = f"this broker cannot check {unreadable} access keys of SQS: their key is not in secrets_key_file"
             yield Problem("secrets_key_missing", detail)

@@ -147,7 +147,8 @@ class RoutedClients:
     def _new_client(
         self, caller: Caller | None, client_id: str, throttle: Throttle, *, is_own: bool = False
     ) -> Client:
-        """`is_own`: the requests are those of this broker, for `caller` or, if it is None, for several ones."""
+        """`is_own`: the requests are those of this broker, for `caller` or, if it is None, for several ones. They
+        create no topic, because Metadata is not asked for with the rights of the caller then."""
 
         async def connect(
             node: Node, channel: str, options: ConnectionOptions, _main: BrokerConnection | None
@@ -159,7 +160,7 @@ class RoutedClients:
         own = self._server.inter_broker_listener.endpoint
         own_address = str(Address("", 0) if own is None else Address(own.host, own.port))
         options = ConnectionOptions(client_id=client_id, request_timeout_ms=ROUTED_TIMEOUT_MS)
-        return Client(Cluster(own_address, options=options, connect=connect))
+        return Client(Cluster(own_address, options=options, connect=connect, auto_create_topics=not is_own))
 
     async def _connect(
         self,

@@ -394,7 +394,9 @@ class Actions:
 
 
 async def _permissions(call: Invocation) -> dict[str, Any]:  # noqa: ARG001 - the signature of actions
-    raise UnsupportedOperation("Queues have no permissions of their own: use access control lists.")
+    raise UnsupportedOperation(
+        "Policies of queues are not supported: access control lists (mansio acl) give rights."
+    )
 
 
 def _check_writable(attributes: Mapping[str, str]) -> None:

@@ -12,12 +12,14 @@ Model: AclControlManager of Kafka.
 from __future__ import annotations
 
 import logging
+from heapq import merge
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.services.authorization import requester_of
 from mansio.config.item_limit import ITEMS_MAX, too_many_items
 from mansio.errors import InvalidRequest, MansioError, PolicyViolation
-from mansio.host.item_turns import ItemTurns
+from mansio.host.item_turns import ITEMS_PER_TURN, ItemTurns
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
@@ -37,6 +39,13 @@ if TYPE_CHECKING:
     from mansio.state.authorization.authorizer import Authorizer, Decision, Requester
 
 logger = logging.getLogger(__name__)
+
+NO_ADMINISTRATOR: Final = "no_administrator"
+"""Log event, and reason of a warning, if `AclService.lacks_administrator`."""
+
+NO_ADMINISTRATOR_DETAIL: Final = (
+    "super_users is empty and no ACL allows ALTER on the cluster: no client can change ACLs; set super_users"
+)
 
 ACLS_MAX: Final = 20_000
 """Maximum number of ACLs of a cluster."""
@@ -92,18 +101,42 @@ class AclService:
         """Number of ACLs of the cluster."""
         return len(self._state.acls)
 
-    def describe(self, selected: AclFilter, *, caller: Caller) -> list[Acl]:
-        """Return the ACLs that a filter selects. Raises `SecurityDisabled`, `ClusterAuthorizationFailed`,
-        `InvalidRequest`."""
+    def lacks_administrator(self) -> bool:
+        """Whether there is an authorizer, and no client can change ACLs (`Authorizer.is_administrable`)."""
+        return self._authorization.is_enabled and not self._authorization.authorizer.is_administrable()
+
+    async def describe(self, selected: AclFilter, *, caller: Caller) -> list[Acl]:
+        """Return the ACLs that a filter selects, those of one moment. Raises `SecurityDisabled`,
+        `ClusterAuthorizationFailed`, `InvalidRequest`."""
         self._check(caller, Operation.DESCRIBE)
-        return self._select(selected)
+        return await self._select(selected, ItemTurns(self._scheduler))
 
     def _check(self, caller: Caller, operation: Operation) -> None:
         _ = self._authorization.authorizer  # raises without one
         self._authorization.check_cluster(caller, operation)
 
-    def _select(self, selected: AclFilter) -> list[Acl]:
-        return self._authorization.authorizer.acls(checked_filter(selected))
+    async def _select(self, selected: AclFilter, turns: ItemTurns) -> list[Acl]:
+        """Return the ACLs that a filter selects, in a fixed order. They are those of the revision at the call, although
+        other work of the event loop runs in between."""
+        selected = checked_filter(selected)
+        known: Sequence[Acl] = tuple(self._state.acls.values())
+        if selected.principal is not None:
+            own = self._authorization.authorizer.acls_of(selected.principal)
+            few = tuple(islice(own, ITEMS_PER_TURN + 1))
+            known = known if len(few) > ITEMS_PER_TURN else few
+        runs = []
+        for start in range(0, len(known), ITEMS_PER_TURN):
+            part = known[start : start + ITEMS_PER_TURN]
+            await turns.next(len(part))
+            runs.append(sorted(filter(selected.matches, part)))
+        if len(runs) <= 1:
+            return runs[0] if runs else []
+        found: list[Acl] = []
+        merged = merge(*runs)
+        while part := list(islice(merged, ITEMS_PER_TURN)):
+            found += part
+            await turns.next(len(part))
+        return found
 
     def check_each(
         self, queries: Sequence[Query], *, requester: Requester | None, caller: Caller
@@ -183,9 +216,9 @@ class AclService:
         selected_count = 0
         turns = ItemTurns(self._scheduler)
         for each in filters:
-            await turns.next(1 + self.acl_count)
+            await turns.next()
             try:
-                found = self._select(each)
+                found = await self._select(each, turns)
             except MansioError as error:
                 selected.append(without_traceback(error))
                 continue
@@ -196,12 +229,17 @@ class AclService:
                 )
                 return [too_many] * len(filters)
             selected.append(found)
-        deleted = dict.fromkeys(acl for acls in selected if isinstance(acls, list) for acl in acls)
-        keys = {acl: acl_key(self._state.keys, acl) for acl in deleted}
+        keys: dict[Acl, str] = {}
+        for acl in chain.from_iterable(acls for acls in selected if isinstance(acls, list)):
+            await turns.next()
+            keys[acl] = acl_key(self._state.keys, acl)
         errors = await self._write([Delete(key) for key in keys.values()])
         for acl, key in keys.items():
+            await turns.next()
             if key not in errors:
                 logger.info("acl_deleted", extra=_log_fields(acl))
+        if not errors:
+            return selected
         return [
             next((errors[keys[acl]] for acl in acls if keys[acl] in errors), acls)
             if isinstance(acls, list)

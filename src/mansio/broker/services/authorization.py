@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, repeat
-from typing import TYPE_CHECKING, Final, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from uuid import UUID
 
 from mansio.errors import (
@@ -28,6 +28,7 @@ from mansio.errors import (
 )
 from mansio.host.item_turns import ITEMS_PER_TURN
 from mansio.metadata.topic_plan import INTERNAL_TOPICS
+from mansio.state.audit.audit_merger import OTHER_RESOURCES
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.state.authorization.authorizer import FEW_NAMES, OPERATIONS_OF_TYPE, Decision, new_requester
 from mansio.tracebacks import without_traceback
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from mansio.host.item_turns import ItemTurns
     from mansio.state.authorization.authorizer import Authorizer, Requester
 
-    OnRefusal = Callable[[Caller, Operation, ResourceType, str], None]
     NameOf = Callable[[bytes], str | None]
 
 REQUESTERS_KEPT_MAX: Final = 4_096
@@ -48,7 +48,7 @@ GRANTS_MAX: Final = 1_024
 """Maximum number of names of one kind in the grants of a caller. With more of them, decisions are made again."""
 
 REPORTED_MAX: Final = 200
-"""Number of refused resources of one request that are reported."""
+"""Number of refused resources of one request that are reported by name; the others are counted."""
 
 _ERRORS: Final[Mapping[ResourceType, type[AuthorizationFailed]]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -74,7 +74,31 @@ class _NoRules:
     revision: Final = 0
 
 
-def _ignore(caller: Caller, operation: Operation, resource_type: ResourceType, name: str, /) -> None:
+class OnRefusal(Protocol):
+    """Called when a caller is refused an operation on a resource."""
+
+    def __call__(
+        self,
+        caller: Caller,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        /,
+        *,
+        event_count: int = 1,
+    ) -> None:
+        """`event_count`: number of resources; `name` is `OTHER_RESOURCES` if they are not named."""
+
+
+def _ignore(
+    caller: Caller,
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+    /,
+    *,
+    event_count: int = 1,
+) -> None:
     """Report nothing."""
 
 
@@ -228,8 +252,11 @@ class Authorization:
         allowed = self.allowed_names(caller, operation, resource_type, wanted)
         if len(allowed) < len(wanted):
             known = set(allowed)
-            for name in islice((name for name in wanted if name not in known), REPORTED_MAX):
+            refused = [name for name in wanted if name not in known]
+            for name in refused[:REPORTED_MAX]:
                 self._report_refusal(caller, operation, resource_type, name)
+            if (others := len(refused) - REPORTED_MAX) > 0:
+                self._report_refusal(caller, operation, resource_type, OTHER_RESOURCES, event_count=others)
         return allowed
 
     async def allowed_names_in_turns(
@@ -292,7 +319,8 @@ class Authorization:
         if not owner_may_write(self._authorizer, owner, topic):
             refused = self.refusal(caller, Operation.WRITE, ResourceType.TOPIC, topic)
             raise type(refused)(
-                f"{refused.message} without its groups, which do not count for what is written later"
+                f"{refused.message} without its groups, which do not count for what is written later: the user itself"
+                " needs the right"
             )
         return owner
 

@@ -19,7 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.routing.caller import ClientSession
-from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG
+from mansio.broker.services.password_checks import QUEUE_FULL
+from mansio.broker.services.wrong_credentials import TOO_MANY_WRONG
 from mansio.errors import SaslAuthenticationFailed, ThrottlingQuotaExceeded, Unavailable
 from mansio.logs import fields
 from mansio.ports import complete_from
@@ -54,8 +55,8 @@ LOG_IN_FAILURES: Final = (
     NO_KEYS,
 )
 """Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker is
-cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token,
-because there are no keys."""
+cut off from the cluster; it has no session there; the password was not checked (`password_checks`), or the token
+(`token_checks`)."""
 
 CUT_OFF: Final = "this broker is cut off from the cluster"
 
@@ -114,8 +115,8 @@ class LogInService:
         """Return the session of a client that sends this value of `Authorization` from this address; None: it sends
         none.
 
-        Raises `SaslAuthenticationFailed`, `ThrottlingQuotaExceeded` after too many wrong passwords from the address,
-        `Unavailable` if the credential cannot be checked now.
+        Raises `SaslAuthenticationFailed`, `ThrottlingQuotaExceeded` after too many wrong passwords or tokens from the
+        address, `Unavailable` if the credential cannot be checked now.
         """
         if not authorization:
             raise SaslAuthenticationFailed(MISSING)
@@ -129,7 +130,8 @@ class LogInService:
             if outcome.reason == NO_KEYS:
                 raise Unavailable("this broker cannot check tokens now")
             if outcome.reason == TOO_MANY_WRONG:
-                raise ThrottlingQuotaExceeded("too many wrong passwords came from this address")
+                what = "tokens" if is_bearer(authorization) else "passwords"
+                raise ThrottlingQuotaExceeded(f"too many wrong {what} came from this address")
             raise Unavailable("too many passwords wait to be checked")
         if isinstance(outcome, Rejected):
             self._count("credentials", address, outcome.reason, outcome.user)
@@ -143,19 +145,19 @@ class LogInService:
 
     async def _outcome(self, authorization: str, address: str) -> Outcome:
         if is_bearer(authorization):
-            return self._check_bearer(read_bearer(authorization))
+            return self._check_bearer(read_bearer(authorization), address)
         check = read_basic(authorization, self._users.directory)
         if isinstance(check, ApiKeyCheck):
             return check.run(self._clock.wall_ms())
         return check if isinstance(check, Rejected) else await self._check(check, address)
 
-    def _check_bearer(self, token: str) -> Outcome:
+    def _check_bearer(self, token: str, address: str) -> Outcome:
         now_ms = self._clock.wall_ms()
         if id_of_key(token) is not None:
             return ApiKeyCheck(token, self._users.directory.find_api_key).run(now_ms)
         if self._tokens is None:
             return Rejected("tokens are not accepted")
-        return self._tokens.recall_or_verify(token, now_ms)
+        return self._tokens.verify(token, address, now_ms)
 
     async def _check(self, check: PasswordCheck, address: str) -> Outcome:
         promise: Promise[Outcome] = self._scheduler.promise()

@@ -26,7 +26,7 @@ from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceTyp
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from mansio.broker.routing.caller import Caller
@@ -98,7 +98,7 @@ class TopicAdminService:
     they are executed, because the caller does not know the error.
     """
 
-    __slots__ = ("_authorization", "_quotas", "_scheduler", "_topics")
+    __slots__ = ("_authorization", "_quotas", "_report_creation", "_scheduler", "_topics")
 
     def __init__(
         self,
@@ -107,11 +107,14 @@ class TopicAdminService:
         quotas: QuotaService,
         scheduler: Scheduler,
         authorization: Authorization,
+        report_creation: Callable[[Caller, str], object] = lambda _caller, _name: None,
     ) -> None:
+        """`report_creation` is called for each topic that is created automatically."""
         self._topics = topics
         self._quotas = quotas
         self._scheduler = scheduler
         self._authorization = authorization
+        self._report_creation = report_creation
 
     # Find
 
@@ -199,6 +202,7 @@ class TopicAdminService:
             name,
             is_allowed_by_client=may_create,
             check_creation=lambda new: self._check_create(new, caller),
+            on_created=lambda new: self._report_creation(caller, new),
             quota=quota,
         )
 

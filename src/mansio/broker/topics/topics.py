@@ -229,12 +229,14 @@ class TopicService:
         *,
         is_allowed_by_client: bool,
         check_creation: Callable[[str], object] = lambda _: None,
+        on_created: Callable[[str], object] = lambda _: None,
         quota: MutationQuota | None = None,
     ) -> Topic:
         """Return the topic for which a client requests metadata. If it does not exist, it is created if the client
         allows it and `auto_create_topics_enable` is set. `check_creation`: called with the name of a topic that is
-        about to be created; raises an error if the client may not do that. Raises this error, `InvalidTopic`,
-        `UnknownTopicOrPartition`, and the errors of `create`.
+        about to be created; raises an error if the client may not do that. `on_created`: called with the name if this
+        call has created the topic. Raises the error of `check_creation`, `InvalidTopic`, `UnknownTopicOrPartition`,
+        and the errors of `create`.
 
         Kafka creates topics by default. Programs that rely on it wait for the topic, or fail with a misleading error;
         therefore the setting is mentioned in the log, once for each topic.
@@ -250,20 +252,27 @@ class TopicService:
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")
         check_creation(name)
         try:
-            return await self.auto_create(name, quota)
+            return await self.auto_create(name, quota, on_created)
         except UnknownTopicOrPartition:
             raise  # another request is creating the topic, or has deleted it meanwhile
         except MansioError as error:
             logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
             raise
 
-    async def auto_create(self, name: str, quota: MutationQuota | None = None) -> Topic:
+    async def auto_create(
+        self,
+        name: str,
+        quota: MutationQuota | None = None,
+        on_created: Callable[[str], object] = lambda _: None,
+    ) -> Topic:
         """Create a topic with the broker's default settings, or return it if another request has just created it.
-        `quota`: see `create`."""
+        `quota`: see `create`; `on_created`: see `find_or_auto_create`."""
         try:
-            return await self.create(NewTopic(name), quota=quota)
+            created = await self.create(NewTopic(name), quota=quota)
         except TopicAlreadyExists:
             return self.find(name)
+        on_created(name)
+        return created
 
     def _log_missing_topic(self, name: str) -> None:
         logged = self._missing_topics_logged

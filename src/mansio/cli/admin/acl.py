@@ -17,8 +17,9 @@ import typer
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
+    YesOption,
+    confirm,
     connect,
-    print_error,
     run,
     usage_error,
 )
@@ -190,7 +191,7 @@ def remove(
     host: HostOption = None,
     deny: DenyOption = False,
     everything: Annotated[bool, typer.Option("--all", help="All ACLs of the user.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -224,7 +225,7 @@ def remove(
             )
             if found and not yes:
                 _show(output, [*found])
-                _confirm(f"{count_text(len(found), 'ACL')} will be removed")
+                confirm(f"{count_text(len(found), 'ACL')} will be removed", is_sure=False)
             return await client.admin.acls.delete(_exactly(found)) if found else ()
 
     _show(output, run(work()), empty="no such ACLs")
@@ -479,15 +480,6 @@ def _exactly(acls: Iterable[Acl]) -> list[AclFilter]:
     from mansio.state.authorization.acls import AclFilter
 
     return [AclFilter(*acl) for acl in acls]
-
-
-def _confirm(effect: str) -> None:
-    """Print what the command does, and ask for confirmation."""
-    print(f"mansio: {effect}", file=sys.stderr, flush=True)
-    if not sys.stdin.isatty():
-        usage_error("confirmation requires a terminal; --yes confirms", "--yes")
-    if not typer.confirm("Continue?", err=True):
-        raise typer.Exit(print_error("nothing was changed"))
 
 
 def _show(output: Output, acls: Iterable[Acl], *, empty: str = "no ACLs") -> None:

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
     PartitionsOption,
+    confirm,
     connect,
     parse_name_values,
     print_error,
@@ -274,13 +274,7 @@ def _confirm_unclean_election(topics: Sequence[str], *, is_sure: bool) -> None:
     """Print what an unclean election may lose, and ask for confirmation unless `is_sure` is true."""
     if not topics:
         usage_error("requires --topic", "--unclean")
-    print(f"mansio: unclean election of {', '.join(topics)}: {UNCLEAN_WARNING}", file=sys.stderr, flush=True)
-    if is_sure:
-        return
-    if not sys.stdin.isatty():
-        usage_error("confirmation requires a terminal; --yes accepts the loss of these records", "--unclean")
-    if not typer.confirm("Lose them?", err=True):
-        raise typer.Exit(print_error("nothing was changed"))
+    confirm(f"unclean election of {', '.join(topics)}: {UNCLEAN_WARNING}", is_sure=is_sure)
 
 
 def _select_partitions(partitions: Sequence[PartitionStatus], indexes: Sequence[int]) -> list[TopicPartition]:

@@ -29,6 +29,7 @@ from mansio.errors import (
     MansioError,
     PolicyViolation,
     TopicAlreadyExists,
+    TopicAuthorizationFailed,
     UnknownTopicOrPartition,
 )
 from mansio.tracebacks import without_traceback
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from mansio.client.admin.admin import TopicDescription
     from mansio.client.admin.delays import PendingCounts
     from mansio.client.types import TopicPartition
+
+T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -164,6 +167,9 @@ def describe(
     OFFSETS is END - START: the number of records, unless compaction, delayed records or transactions left gaps. The
     table has the settings that differ from their defaults, JSON all settings. Partitions with pending delayed records
     are listed below; OVERDUE MS is for how long the earliest has been due. Recurring schedules are counted.
+
+    Settings need DESCRIBE_CONFIGS on the topic and schedules READ. Without these rights the table says so, and in JSON
+    `configs`, or `schedules` and `schedules_failing`, are null.
     """
 
     async def work() -> dict[str, Any]:
@@ -175,9 +181,13 @@ def describe(
         show_json(found)
         return
     print(f"topic    {found['name']}  id {found['id']}")
-    for name, setting in found["configs"].items():
+    if found["configs"] is None:
+        print(f"settings: not allowed (DESCRIBE_CONFIGS on topic {topic})")
+    for name, setting in (found["configs"] or {}).items():
         if setting["source"] != "default":
             print(f"setting  {name}={setting['value']}")
+    if found["schedules"] is None:
+        print(f"schedules: not allowed (READ on topic {topic})")
     if found["schedules"]:
         failing = found["schedules_failing"]
         print(f"schedules  {found['schedules']:,}" + (f", {failing:,} cannot fire" if failing else ""))
@@ -203,19 +213,21 @@ async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
     every = [TopicPartition(topic, partition.index) for partition in view.partitions]
     starts = await client.admin.list_offsets(every, "earliest")
     ends = await client.admin.list_offsets(every, "latest")
-    settings = await client.admin.describe_config(topic)
+    settings = await _unless_refused(client.admin.describe_config(topic))
     delayed = await client.admin.delays.counts(topic)
-    schedules = await client.admin.schedules.list(topic, times=0)
+    schedules = await _unless_refused(client.admin.schedules.list(topic, times=0))
     return {
         "name": topic,
         "id": str(UUID(bytes=view.topic_id)),
         "internal": view.is_internal,
-        "configs": {
+        "configs": None
+        if settings is None
+        else {
             name: {"value": setting.value, "source": setting.source}
             for name, setting in sorted(settings.items())
         },
-        "schedules": len(schedules),
-        "schedules_failing": sum(one.error is not None for one in schedules),
+        "schedules": None if schedules is None else len(schedules),
+        "schedules_failing": None if schedules is None else sum(one.error is not None for one in schedules),
         "partitions": [
             {
                 "partition": partition.index,
@@ -231,6 +243,14 @@ async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
             for one, partition in zip(every, view.partitions, strict=True)
         ],
     }
+
+
+async def _unless_refused(work: Awaitable[T]) -> T | None:
+    """Return the result of `work`; None if the user does not have the right on the topic."""
+    try:
+        return await work
+    except TopicAuthorizationFailed:
+        return None
 
 
 def _pending_cells(counts: PendingCounts) -> dict[str, Any]:
@@ -374,8 +394,6 @@ async def _count_pending(client: Client, topic: str) -> tuple[int, int]:
 
 # -- record deletion --------
 
-
-T = TypeVar("T")
 
 CONCURRENT_REQUESTS_MAX: Final = 16
 """Maximum number of concurrent requests for single partitions."""

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,6 +17,8 @@ from mansio.cli.support.common import (
     PARTITIONS_MAX,
     BootstrapServersOption,
     PartitionsOption,
+    YesOption,
+    confirm,
     connect,
     parse_duration_s,
     print_error,
@@ -57,7 +58,6 @@ LIST_TIMEOUT_MS: Final = 15_000
 DEFAULT_OPEN_FOR: Final = "15m"
 
 TransactionalIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transactional id.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @app.callback()
@@ -317,7 +317,7 @@ def abort(
 
     A transaction that its coordinator knows is refused without --force; use `terminate`.
     """
-    _confirm(
+    confirm(
         f"the records of the transaction at offset {start_offset} of {topic}-{partition} are never delivered to "
         "readers of committed records",
         is_sure=yes,
@@ -353,7 +353,7 @@ def terminate(
 ) -> None:
     """Abort the open transaction of a transactional id in all its partitions, and fence its producer, which fails from
     now on. This cannot be undone."""
-    _confirm(
+    confirm(
         f"the open transaction of {transactional_id!r} is aborted, and its producer fails until it starts again",
         is_sure=yes,
     )
@@ -363,17 +363,6 @@ def terminate(
             await client.admin.transactions.terminate(transactional_id)
 
     run(work())
-
-
-def _confirm(effect: str, *, is_sure: bool) -> None:
-    """Print what the command does, and ask for confirmation unless `is_sure` is true."""
-    print(f"mansio: {effect}", file=sys.stderr, flush=True)
-    if is_sure:
-        return
-    if not sys.stdin.isatty():
-        usage_error("confirmation requires a terminal; --yes confirms", "--yes")
-    if not typer.confirm("Continue?", err=True):
-        raise typer.Exit(print_error("nothing was changed"))
 
 
 def _age_ms(since_ms: int | None) -> int | None:

@@ -17,17 +17,20 @@ import typer
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
+    YesOption,
+    confirm,
     connect,
     parse_duration_s,
     run,
     run_for_each,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, show_rows
+from mansio.cli.support.formatting import Output, OutputOption, count_text, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.client import Client
     from mansio.client.admin.users import SqsAccessKey, User, UserApiKey
 
 app = typer.Typer(no_args_is_help=True, help="Users that authenticate with a password.")
@@ -108,15 +111,81 @@ def list_users(
 @app.command()
 def delete(
     users: Annotated[list[str], typer.Argument(metavar="USER...", help="Names of users.")],
+    with_acls: Annotated[
+        bool, typer.Option("--with-acls", help="Remove the ACLs of each user, too, after the user.")
+    ] = False,
+    yes: YesOption = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete users; their sessions end."""
+    """Delete users; their sessions end.
+
+    Without --with-acls their ACLs stay, and a later user of the same name has them; their number is printed. Asks for
+    confirmation before it deletes the user as which it is logged in, or a super user.
+    """
+    from mansio.net.contexts import resolve_security
+
+    own = resolve_security(bootstrap_servers).user
 
     async def work() -> None:
         async with connect(bootstrap_servers) as client:
-            await run_for_each(users, client.admin.users.delete)
+            risky = []
+            for user in users:
+                kinds = []
+                if user == own:
+                    kinds.append("your own user")
+                if await _is_super_user(client, user):
+                    kinds.append("a super user")
+                if kinds:
+                    risky.append(f"{user} ({', '.join(kinds)})")
+            if risky:
+                confirm(f"{', '.join(risky)} will be deleted", is_sure=yes)
+            await run_for_each(users, lambda user: _delete(client, user, with_acls=with_acls))
 
     run(work())
+
+
+async def _is_super_user(client: Client, user: str) -> bool:
+    """Whether the brokers' setting `super_users` has a user; false if they cannot tell."""
+    from mansio.errors import UnsupportedVersion
+    from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
+
+    query = Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME
+    try:
+        (decision,) = await client.admin.acls.check([query], user=user)
+    except UnsupportedVersion:  # it is not Mansio
+        return False
+    return decision.is_super_user
+
+
+async def _delete(client: Client, user: str, *, with_acls: bool) -> None:
+    """Delete a user; then remove its ACLs, or print that it has some."""
+    from shlex import quote
+
+    from mansio.errors import MansioError, SecurityDisabled
+    from mansio.state.authorization.acls import AclFilter
+
+    principal = f"User:{user}"
+    of_user = AclFilter(principal=principal)
+    try:
+        count = len(await client.admin.acls.list(of_user))
+    except SecurityDisabled:  # there is no authorizer
+        count = 0
+    await client.admin.users.delete(user)
+    if not count:
+        return
+    left = (
+        f"mansio: the ACLs of {user} stay ({count:,}), and a later user of this name has them:"
+        f" mansio acl remove {quote(principal)} --all"
+    )
+    if not with_acls:
+        print(left, file=sys.stderr)
+        return
+    try:
+        deleted = await client.admin.acls.delete([of_user])
+    except MansioError:
+        print(left, file=sys.stderr)
+        raise
+    print(f"mansio: {user}: {count_text(len(deleted), 'ACL')} removed", file=sys.stderr)
 
 
 @app.command()

@@ -436,7 +436,7 @@ async def find_wrong_part(address: tuple[str, int], security: SecuritySettings) 
 
 def check_health(bootstrap_servers: str) -> Iterator[Check]:
     """Check the health of each broker: what makes it not ready is a problem, a warning is a note."""
-    from mansio.errors import MansioError, UnsupportedVersion
+    from mansio.errors import ClusterAuthorizationFailed, MansioError, UnsupportedVersion
     from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
 
     async def read() -> list[BrokerHealth]:
@@ -450,6 +450,9 @@ def check_health(bootstrap_servers: str) -> Iterator[Check]:
         return
     for one in found:
         name = f"broker {one.node_id}"
+        if isinstance(one.error, ClusterAuthorizationFailed):
+            yield Check(name, Status.NOTE, "skipped: needs DESCRIBE on the cluster")
+            continue
         if one.error is not None:
             is_older = isinstance(one.error, UnsupportedVersion)
             yield Check(name, Status.NOTE if is_older else Status.PROBLEM, one.error.message)
@@ -472,7 +475,7 @@ def check_transactions(bootstrap_servers: str) -> Check:
     import asyncio
 
     from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
-    from mansio.errors import MansioError
+    from mansio.errors import AuthorizationFailed, MansioError
     from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
 
     async def look() -> tuple[list[str], list[str]]:
@@ -489,6 +492,8 @@ def check_transactions(bootstrap_servers: str) -> Check:
         old, hanging = run(look())
     except TimeoutError:
         return Check("transactions", Status.NOTE, f"no answer within {TRANSACTIONS_TIMEOUT_S} s")
+    except AuthorizationFailed as error:
+        return Check("transactions", Status.NOTE, f"skipped: {error.message}")
     except MansioError as error:
         return Check("transactions", Status.NOTE, error.message)
     if hanging:

@@ -83,6 +83,7 @@ PartitionsOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Show what would be done without changing anything.")
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 TIME_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_MS_MAX = 253_402_300_799_999
@@ -125,6 +126,17 @@ async def run_for_each(names: Iterable[str], action: Callable[[str], Awaitable[N
 def usage_error(message: str, hint: str) -> NoReturn:
     """Raise a usage error (exit code 2). `hint`: the option or argument that is wrong."""
     raise typer.BadParameter(message, param_hint=hint)
+
+
+def confirm(effect: str, *, is_sure: bool) -> None:
+    """Print what a command does, and ask for confirmation unless `is_sure`, the option `--yes`, is true."""
+    print(f"mansio: {effect}", file=sys.stderr, flush=True)
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        usage_error("confirmation requires a terminal; --yes confirms", "--yes")
+    if not typer.confirm("Continue?", err=True):
+        raise typer.Exit(print_error("nothing was changed"))
 
 
 def connect(bootstrap_servers: str) -> Client:

@@ -31,9 +31,9 @@ OTHER_RESOURCES: Final = "(others)"
 
 
 class EventKind(NamedTuple):
-    """What is merged. `operation`: of a refusal, the operation that is missing; "" for a change. `resource_type`: as
-    in the commands, for example `topic`. All but principal and outcome are "" or `OTHER_RESOURCES` for further refusals
-    of a principal."""
+    """What is merged. `operation`: of a refusal, the operation that is missing; of a change, CREATE for a topic that
+    was created automatically, else "". `resource_type`: as in the commands, for example `topic`. All but principal and
+    outcome are "" or `OTHER_RESOURCES` for further refusals of a principal."""
 
     principal: str
     api: str

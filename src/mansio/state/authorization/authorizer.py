@@ -27,11 +27,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mansio.state.authorization.acls import (
+    CLUSTER_NAME,
     OPERATIONS,
     WILDCARD,
     WILDCARD_PRINCIPAL,
     Acl,
-    AclFilter,
     Operation,
     PatternType,
     Permission,
@@ -269,11 +269,8 @@ class Authorizer:
         self.acl_count -= 1
         self.revision += 1
 
-    def acls(self, selected: AclFilter) -> list[Acl]:
-        """Return the ACLs that a filter selects, in a fixed order. With a principal, only its ACLs are looked at."""
-        return sorted(acl for acl in self._of(selected.principal) if selected.matches(acl))
-
-    def _of(self, principal: str | None) -> Iterator[Acl]:
+    def acls_of(self, principal: str | None) -> Iterator[Acl]:
+        """Yield the ACLs of a principal, None for those of all, in any order; to be used before the next change."""
         for key in self._rules if principal is None else [(each, principal) for each in ResourceType]:
             patterns = self._rules.get(key)
             if patterns is not None:
@@ -284,6 +281,19 @@ class Authorizer:
     def is_super_user(self, requester: Requester) -> bool:
         """Whether a requester may do everything."""
         return not self._super_users.isdisjoint(requester.principals)
+
+    def is_administrable(self) -> bool:
+        """Whether a client can change ACLs: there is a super user, an ACL that allows ALTER on the cluster, or
+        `allow_everyone_if_no_acl_found`. Whether an ACL denies it again is not looked at."""
+        if self._super_users or self._allow_everyone:
+            return True
+        return any(
+            rules.allowed & bit_of(Operation.ALTER)
+            for (resource_type, _), patterns in self._rules.items()
+            if resource_type is ResourceType.CLUSTER
+            for hosts in patterns.matching(CLUSTER_NAME)
+            for rules in hosts.values()
+        )
 
     def operations_of(self, requester: Requester, resource_type: ResourceType, name: str) -> int:
         """Return the set of operations that a requester may do on a resource."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mansio.errors import InvalidRequest
 from mansio.state.authorization.acls import (
     ANY,
+    CLUSTER_NAME,
     MATCH,
     OPERATIONS,
     WILDCARD,
@@ -178,7 +179,7 @@ def test_decides_after_any_changes_as_a_scan_over_the_acls_that_are_left(
         assert (authorizer.revision > revision) == (known != before)
         assert (acl in authorizer) == (acl in known)
     assert authorizer.acl_count == len(known)
-    assert authorizer.acls(AclFilter()) == sorted(known)
+    assert sorted(authorizer.acls_of(None)) == sorted(known)
 
     for requester, operation, resource_type in QUERIES:
         expected = [
@@ -288,8 +289,9 @@ def test_a_denial_holds_for_its_host_however_the_address_is_written(written: str
     asked = (Operation.READ, ResourceType.TOPIC, "orders")
     assert not authorizer.allows(new_requester("alice", socket), *asked)
     assert authorizer.allows(new_requester("alice", "192.0.2.9"), *asked)
-    assert authorizer.acls(checked_filter(AclFilter(host=written))) == [denial]
-    assert authorizer.acls(checked_filter(AclFilter(host=socket))) == [denial]
+    for host in (written, socket):
+        selected = checked_filter(AclFilter(host=host))
+        assert [*filter(selected.matches, authorizer.acls_of(None))] == [denial]
 
 
 def test_all_users_are_no_super_user() -> None:
@@ -310,6 +312,30 @@ def test_the_group_of_a_super_user_may_do_everything() -> None:
     operator = new_requester("carol", "10.0.0.1", ["ops"])
     assert authorizer.operations_of(operator, ResourceType.CLUSTER, "kafka-cluster") == ALL_OPERATIONS
     assert authorizer.allows_any(operator, Operation.WRITE, ResourceType.TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("super_users", "allow_everyone", "named", "expected"),
+    [
+        ([], False, {}, False),
+        (["User:root"], False, {}, True),
+        ([WILDCARD_PRINCIPAL], False, {}, False),
+        ([], True, {}, True),
+        ([], False, {"operation": Operation.ALTER}, True),
+        ([], False, {"operation": Operation.ALL, "principal": "Group:ops"}, True),
+        ([], False, {"operation": Operation.DESCRIBE}, False),
+        ([], False, {"operation": Operation.ALL, "permission": Permission.DENY}, False),
+        ([], False, {"operation": Operation.ALL, "resource_type": ResourceType.TOPIC}, False),
+    ],
+)
+def test_acls_can_be_changed_if_a_client_may_alter_the_cluster(
+    super_users: list[str], allow_everyone: bool, named: dict[str, Any], expected: bool
+) -> None:
+    authorizer = Authorizer(super_users, allow_everyone_if_no_acl_found=allow_everyone)
+    if named:
+        of_cluster = {**VALID, "resource_type": ResourceType.CLUSTER, "name": CLUSTER_NAME}
+        authorizer.add(checked_acl(**{**of_cluster, **named}))
+    assert authorizer.is_administrable() is expected
 
 
 # Filters
@@ -350,7 +376,8 @@ filters = st.builds(
 @given(known=st.sets(acls, min_size=10, max_size=30), selected=filters)
 def test_filters_select_as_those_of_kafkas_clients(known: set[Acl], selected: AclFilter) -> None:
     assert checked_filter(selected) == selected
-    assert authorizer_of(known).acls(selected) == sorted(acl for acl in known if naive_match(selected, acl))
+    found = filter(selected.matches, authorizer_of(known).acls_of(selected.principal))
+    assert sorted(found) == sorted(acl for acl in known if naive_match(selected, acl))
 
 
 @pytest.mark.parametrize(

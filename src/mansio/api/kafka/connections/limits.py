@@ -36,7 +36,7 @@ AUTHENTICATION_FAILURES: Final = (
 """Reasons for which an authentication fails, or its session ends: wrong credentials, a mechanism that is not offered,
 a request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, the
 certificate was revoked, or the password was changed; this broker is cut off from the cluster (`stale`, `unavailable`);
-the password was not checked (`password_checks`), or a token, because there are no keys (`no_keys`)."""
+the password was not checked (`password_checks`), or a token (`token_checks`)."""
 
 
 class ServerLimits(NamedTuple):

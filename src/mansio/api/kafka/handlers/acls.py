@@ -13,6 +13,7 @@ from mansio.api.kafka.large_requests import on_thread
 from mansio.broker.services.acls import Query
 from mansio.broker.services.authorization import EVERYTHING_IS_ALLOWED
 from mansio.errors import InvalidRequest, MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acls import AclFilter, checked_acl
 from mansio.state.authorization.authorizer import GROUPS_MAX, new_requester
 from mansio.tracebacks import without_traceback
@@ -35,7 +36,7 @@ ENCODED_ACLS_MAX: Final = 500
 async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields | bytes:
     """Return the ACLs that the filter selects, by pattern. A large response is encoded on a thread."""
     try:
-        acls = service.acls.describe(
+        acls = await service.acls.describe(
             AclFilter(
                 request.resource_type_filter,
                 request.pattern_type_filter,
@@ -117,14 +118,15 @@ async def delete_acls(service: BrokerServices, request: Struct, context: Request
         for each in request.filters
     ]
     answers = await service.acls.delete_each(filters, caller=context.caller)
-    return {
-        "filter_results": [
-            {**_error_fields(answer), "matching_acls": []}
-            if isinstance(answer, MansioError)
-            else {"matching_acls": [_matching(acl) for acl in answer]}
-            for answer in answers
-        ]
-    }
+    turns, results = ItemTurns(service.scheduler), []
+    for answer in answers:
+        matching: list[Fields] = []
+        error = _error_fields(answer) if isinstance(answer, MansioError) else {}
+        for acl in () if isinstance(answer, MansioError) else answer:
+            await turns.next()
+            matching.append(_matching(acl))
+        results.append({**error, "matching_acls": matching})
+    return {"filter_results": results}
 
 
 def _matching(acl: Acl) -> Fields:

@@ -207,7 +207,8 @@ def _describe(service: BrokerServices, group_id: str, context: RequestContext) -
             raise GroupIdNotFound(f"there is no group {group_id!r}")
     except MansioError as error:
         failed = {"error_code": error.kafka_code, "error_message": error.message}
-        return {"group_id": group_id, "group_state": "Dead", **failed}
+        state = "Dead" if isinstance(error, GroupIdNotFound) else ""
+        return {"group_id": group_id, "group_state": state, **failed}
     return {
         "group_id": group_id,
         "group_state": found.state,

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 async def elect_leaders(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Elect leaders of the requested partitions, or of all, in preferred or unclean elections."""
+    """Elect leaders of the requested partitions, or of all, in preferred or unclean elections.
+
+    A refusal has the error, which version 0 does not have, and once more for each requested partition, as in Kafka."""
     wanted = request.topic_partitions
     partitions = (
         None if wanted is None else [(item.topic, each) for item in wanted for each in item.partitions]
     )
+    refusal: dict[str, Any] = {}
     try:
         results = await service.elections.elect_leaders(
             partitions,
@@ -30,10 +33,8 @@ async def elect_leaders(service: BrokerServices, request: Struct, context: Reque
             caller=context.caller,
         )
     except ClusterAuthorizationFailed as error:
-        if context.api_version > 0:
-            raise
-        # version 0 has no error of the whole request
         refused = without_traceback(error)
+        refusal = {"error_code": refused.kafka_code}
         results = [ElectionResult(topic, index, refused) for topic, index in partitions or ()]
     group_by_topic_id: dict[str, list[dict[str, Any]]] = {item.topic: [] for item in wanted or ()}
     turns = ItemTurns(service.scheduler)
@@ -44,19 +45,23 @@ async def elect_leaders(service: BrokerServices, request: Struct, context: Reque
             {"partition_id": result.partition, "error_code": code, "error_message": message}
         )
     return {
+        **refusal,
         "replica_election_results": [
             {"topic": topic, "partition_result": partitions}
             for topic, partitions in group_by_topic_id.items()
-        ]
+        ],
     }
 
 
 async def alter_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Check requested reassignments; each partition succeeds or fails on its own."""
+    """Check requested reassignments; each partition succeeds or fails on its own.
+
+    A refusal has the error, and once more for each partition, as in Kafka."""
     turns = ItemTurns(service.scheduler)
     responses = []
+    refusal: dict[str, Any] = {}
     for topic in request.topics:
         await turns.next()
         partitions = []
@@ -68,10 +73,14 @@ async def alter_partition_reassignments(
                     topic.name, wanted.partition_index, wanted.replicas, caller=context.caller
                 )
             except MansioError as error:
-                result |= {"error_code": error.kafka_code, "error_message": error.message}
+                fields = {"error_code": error.kafka_code, "error_message": error.message}
+                result |= fields
+                if isinstance(error, ClusterAuthorizationFailed):
+                    refusal = fields
             partitions.append(result)
         responses.append({"name": topic.name, "partitions": partitions})
     return {
+        **refusal,
         "allow_replication_factor_change": request.allow_replication_factor_change,
         "responses": responses,
     }

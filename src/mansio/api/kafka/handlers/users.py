@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
-from mansio.errors import UnacceptableCredential
+from mansio.errors import ClusterAuthorizationFailed, UnacceptableCredential
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 async def describe_user_scram_credentials(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Return the users of the request, or all without a list or with an empty one."""
-    described = service.users.describe([user.name for user in request.users or ()], caller=context.caller)
+    """Return the users of the request, or all without a list or with an empty one.
+
+    A refusal has the error, and its code once more for each user of the request, without the name, as in Kafka."""
+    names = [user.name for user in request.users or ()]
+    try:
+        described = service.users.describe(names, caller=context.caller)
+    except ClusterAuthorizationFailed as error:
+        refusal = {"error_code": error.kafka_code}
+        results = [{**refusal, "user": "", "credential_infos": []} for _ in names]
+        return {**refusal, "error_message": error.message, "results": results}
     return {"results": [_described(user) for user in described]}
 
 

@@ -24,7 +24,8 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.routing.caller import ANONYMOUS_USER, ClientSession
-from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG
+from mansio.broker.services.password_checks import QUEUE_FULL
+from mansio.broker.services.wrong_credentials import TOO_MANY_WRONG
 from mansio.logs import fields
 from mansio.state.authentication.outcomes import NO_KEYS, Refused
 from mansio.state.authentication.plain import PasswordCheck
@@ -73,7 +74,7 @@ FAILURES: Final = {58: "credentials", 33: "mechanism", 34: "state", 35: "version
 
 NOT_CHECKED: Final = {
     QUEUE_FULL: "too many passwords wait to be checked",
-    TOO_MANY_WRONG: "too many wrong passwords from this address",
+    TOO_MANY_WRONG: "too many wrong passwords or tokens from this address",
     NO_KEYS: "this broker has not got the keys of the issuer of tokens",
 }
 """Reason of a refusal -> text for the log."""
@@ -204,7 +205,16 @@ class Authentication:
 class SaslGate:
     """Gate of one connection."""
 
-    __slots__ = ("_asked_at", "_has_ended", "_is_open", "_session", "_settings", "_shared", "_user")
+    __slots__ = (
+        "_asked_at",
+        "_client_host",
+        "_has_ended",
+        "_is_open",
+        "_session",
+        "_settings",
+        "_shared",
+        "_user",
+    )
 
     def __init__(self, shared: Authentication, settings: SaslSettings) -> None:
         self._shared = shared
@@ -215,6 +225,7 @@ class SaslGate:
         self._has_ended = False
         """Whether the connection is being closed."""
         self._user: str | None = None
+        self._client_host = ""
         self._asked_at = 0.0
         """Monotonic time at which the last SaslAuthenticate arrived."""
 
@@ -231,7 +242,7 @@ class SaslGate:
     def _verify_token(self, token: str, now_ms: int) -> Accepted | Rejected | Refused:
         tokens = self._shared.server.service.tokens
         assert tokens is not None, "a listener with OAUTHBEARER has it"
-        return tokens.verify(token, now_ms)
+        return tokens.verify(token, self._client_host, now_ms)
 
     def _new_nonce(self) -> bytes:
         return self._settings.new_nonce(NONCE_BYTES)
@@ -241,6 +252,7 @@ class SaslGate:
         return self._settings.frame_bytes_max
 
     def on_connected(self, connection: Connection) -> None:
+        self._client_host = connection.client_host
         if connection.is_confidential:
             self._session = self._new_session(is_confidential=True)
         self._shared.add(connection, self._settings.timeout_ms)

@@ -6,10 +6,12 @@ to it by itself, without quotas and authorization.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.topics.leader_appends import LeaderAppends, LedPartition
 from mansio.config.topic_names import AUDIT_TOPIC
+from mansio.errors import ConfigError
 from mansio.host.run_in_thread import run_in_thread
 from mansio.wire.batch.record_batch import build_value_only_batch
 
@@ -33,19 +35,31 @@ class AuditFile:
         self._thread = thread
         self._scheduler = scheduler
 
+    async def prepare(self) -> None:
+        """Create the file unless it exists. Raises `ConfigError` if lines cannot be appended to it."""
+
+        def create() -> None:
+            try:
+                self._write(b"")
+            except OSError as error:
+                raise ConfigError(
+                    f"audit_log: cannot write to {self._path}: {error.strerror or error}"
+                ) from error
+
+        await run_in_thread(self._scheduler, self._thread, create)
+
     async def append(self, lines: Sequence[str]) -> None:
         """Append lines and flush them. Raises `StorageError`."""
         data = "".join(f"{line}\n" for line in lines).encode()
+        await run_in_thread(self._scheduler, self._thread, partial(self._write, data))
 
-        def write() -> None:
-            file = self._disk.open(self._path, create=True)
-            try:
-                file.write_at([data], file.size())
-                file.sync()
-            finally:
-                file.close()
-
-        await run_in_thread(self._scheduler, self._thread, write)
+    def _write(self, data: bytes) -> None:
+        file = self._disk.open(self._path, create=True)
+        try:
+            file.write_at([data], file.size())
+            file.sync()
+        finally:
+            file.close()
 
 
 class AuditTopic:

@@ -1,8 +1,9 @@
 """Audit service: who did, or was refused, what, through which protocol, listener and broker.
 
 Two places report to it: `Authorization` each refusal, and the request router each administrative change that succeeded.
-The broker that decides or changes audits, with the identity of the client for which another broker forwards a request.
-What brokers do for themselves is not audited.
+The response to Metadata does not tell which topics were created automatically: `TopicAdminService` reports those. The
+broker that decides or changes audits, with the identity of the client for which another broker forwards a request. What
+brokers do for themselves is not audited.
 
 A line is a JSON object. It goes to the file of the setting `audit_log`, or without one to the log of the process
 (logger `mansio.audit`), and to the topic `__mansio_audit`.
@@ -99,17 +100,29 @@ class AuditService:
         return self._merger.lost_count + sum(queue.lost_count for queue in self._queues)
 
     def report_refusal(
-        self, caller: Caller, operation: Operation, resource_type: ResourceType, name: str
+        self,
+        caller: Caller,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        event_count: int = 1,
     ) -> None:
-        """Audit that a caller was refused an operation on a resource."""
+        """Audit that a caller was refused an operation on a resource, or on `event_count` resources, whose name is
+        `OTHER_RESOURCES` then."""
         if self.is_enabled:  # without an authorizer, keys and tokens are refused what they could create
-            self._add(caller, REFUSED, operation.name, _WORDS[resource_type], name)
+            self._add(caller, REFUSED, operation.name, _WORDS[resource_type], name, event_count)
 
     def report_change(self, caller: Caller, resource_type: str, name: str, *, event_count: int = 1) -> None:
         """Audit that a caller has changed a resource through the API that it names, or `event_count` resources, whose
         name is `OTHER_RESOURCES` then."""
         if self.is_enabled and not caller.session.is_broker:
             self._add(caller, DONE, "", resource_type, name, event_count)
+
+    def report_creation(self, caller: Caller, topic: str) -> None:
+        """Audit that a topic was created automatically, because a caller has asked for it."""
+        if self.is_enabled and not caller.session.is_broker:
+            self._add(caller, DONE, Operation.CREATE.name, _WORDS[ResourceType.TOPIC], topic)
 
     def _add(
         self,
