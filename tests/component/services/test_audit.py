@@ -38,6 +38,7 @@ class Audit:
     def __init__(self, *acls: Any) -> None:
         self.lines: list[dict[str, Any]] = []
         self.failures = 0
+        self.is_called_in_vain = False
         authorizer = Authorizer(["User:admin"])
         for each in acls:
             authorizer.add(each)
@@ -54,6 +55,7 @@ class Audit:
         self.authorization = Authorization(authorizer, self.service.report_refusal)
 
     async def deliver(self, lines: Sequence[str]) -> None:
+        self.is_called_in_vain |= not lines
         if self.failures:
             self.failures -= 1
             raise StorageError("the disk is full")
@@ -160,6 +162,20 @@ def test_lines_wait_for_a_destination_that_fails_and_are_counted_when_they_are_l
         await audit.service.close()
         assert audit.queue.delivered_count == len(audit.lines)
         assert audit.service.lost_count == LINES_MAX + 5 - len(audit.lines)
+
+    asyncio.run(work())
+
+
+def test_lines_that_are_given_up_when_the_broker_stops_are_not_delivered_as_none() -> None:
+    async def work() -> None:
+        audit = Audit()
+        audit.failures = 1_000_000
+        audit.service.report_change(ALICE, "topic", "orders")
+        await eventually(lambda: audit.failures < 1_000_000)
+        await audit.service.close()
+        await eventually(lambda: not audit.queue._works)
+        assert audit.service.lost_count == 1
+        assert not audit.is_called_in_vain
 
     asyncio.run(work())
 

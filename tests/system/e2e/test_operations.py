@@ -276,6 +276,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "disk_full",
         "certificate_expires_soon",
         "secrets_key_missing",
+        "no_administrator",
         "no_keys",  # a reason of failed log-ins
         "corrupt_batch",
         "unreadable_batch",

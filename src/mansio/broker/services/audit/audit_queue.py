@@ -92,6 +92,8 @@ class AuditQueue:
                     await self._sleep(grown_delay(failures, RETRY_MS_MIN, RETRY_MS_MAX))
                 elif len(self._lines) < BATCH_LINES_MAX:
                     await self._sleep(LINGER_MS)
+                if not self._lines:  # `close` has given them up
+                    break
                 batch = self._next_batch()
                 try:
                     await self._deliver(batch)
