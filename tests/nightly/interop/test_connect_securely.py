@@ -37,6 +37,8 @@ CERTIFICATE: Final = "a certificate"
 WAYS: Final = (*SASL_MECHANISMS, CERTIFICATE)
 SESSION_MS: Final = 1_500
 SECONDS: Final = 6
+ROLES: Final = ("writer", "reader")
+"""Of the user of the page, for its topic."""
 TOOLS: Final = {
     "kafka-topics": TOPICS,
     "kafka-configs": CONFIGS,
@@ -204,6 +206,10 @@ def test_kafkas_tool_creates_describes_and_deletes_a_user(java: Bench, found: di
     assert password not in "".join(lines)
     text = (java.directory / "client.properties").read_text().replace('"alice"', '"bob"')
     (java.directory / "bob.properties").write_text(text)
+    rights = "; ".join(
+        f"MANSIO_CONTEXT=secure mansio acl add bob --role {role} --topic greetings" for role in ROLES
+    )
+    done(java, Example("rights", "sh", rights))
     greet = found["java"]._replace(code=found["java"].code.replace("client.properties", "bob.properties"))
     assert "from Java" in done(java, greet)
     configs = f'"$KAFKA_HOME/bin/kafka-configs.sh" --bootstrap-server {BOOTSTRAP} --command-config client.properties'
@@ -246,7 +252,8 @@ def test_javas_client_authenticates_again_before_its_session_ends(java: Bench, w
 
 def authentications(bench: Bench) -> tuple[float, float]:
     """How often clients have authenticated, and how often their session has expired."""
-    metrics = httpx.get(f"http://{bench.http}/metrics", timeout=scaled(20)).text
+    admin = "admin", (bench.directory / "data/security/admin.password").read_text().strip()
+    metrics = httpx.get(f"http://{bench.http}/metrics", auth=admin, timeout=scaled(20)).text
     expired = r'^mansio_authentications_failed_total\{reason="expired"\} (\S+)'
     ((accepted,), (failed,)) = (
         re.findall(pattern, metrics, re.MULTILINE)
