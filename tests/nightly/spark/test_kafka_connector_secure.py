@@ -25,7 +25,12 @@ def test_sparks_own_connector_reads_and_writes_over_tls(tmp_path: Path) -> None:
     fetch()
     found = examples(PAGE)
     with started(tmp_path, PAGE, SecurityBench, "serve-certificates") as bench:
-        copies = "".join(f"mansio topic create copy-{number}\n" for number in range(4))
+        copies = "".join(
+            f"mansio topic create copy-{number}\n"
+            f"mansio acl add alice --role writer --topic copy-{number}\n"
+            f"mansio acl add alice --role reader --topic copy-{number}\n"
+            for number in range(4)
+        )
         prepare = ("user", "certificate", "java-certificate", "greetings.py")
         for example in (*(found[name] for name in prepare), Example("copies", "sh", copies)):
             outcome = bench.run(example)
