@@ -32,6 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 def refuse_by(monkeypatch: pytest.MonkeyPatch, acknowledge: Callable[..., Any]) -> None:
     """Replace the function by which the broker acknowledges records, for requests of both protocols."""
     monkeypatch.setattr(SharePartitionLeader, "acknowledge", acknowledge)
+    monkeypatch.setattr(SharePartitionLeader, "plan_exchange", lambda *_, **__: None)
 
 
 @pytest.mark.row("D8")

@@ -6,7 +6,8 @@
 
 A request is processed here without a task and without a promise, because nothing in it waits but its writes. It is
 planned first, which changes nothing, so that a request about which something is not usual can be left to the general
-path (`ShareService.apply_acknowledgements` and `ReceiveOperation.run`). Both give the same results.
+path (`ShareService.apply_acknowledgements` and `ReceiveOperation.run`). Both give the same results, but for a request
+whose only leases cannot be stored now: it is answered without records, and does not wait for others.
 
 Invariants: those of `services.share_groups.share`. A plan is carried out in the iteration of the event loop in which it
 was made. An exchange completes once.

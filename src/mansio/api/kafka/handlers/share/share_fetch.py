@@ -102,10 +102,18 @@ def _plan_exchange(
     session, accepted = found
     wants_records = request.max_records > 0 and request.max_bytes > 0
     candidates = session.upcoming_partitions() if wants_records else ()
-    if service.authorization.is_enabled and not _may_read(
-        connection.grants, session.group, candidates, accepted
-    ):
-        return None
+    if service.authorization.is_enabled:  # no call more than without it, if all is known to be allowed
+        grants = connection.grants
+        if (
+            grants is None
+            or grants.revision != grants.rules.revision
+            or session.group not in grants.groups
+            or (accepted is not None and accepted[0][0] not in grants.readable)
+        ):
+            return None
+        for topic_id, _ in candidates:
+            if topic_id not in grants.readable:
+                return None
     plans = plan_exchange(
         service.share_partition_manager,
         session.group,
@@ -144,18 +152,6 @@ def _find_session(
             return None
         ranges.append((first, last))
     return session, ((place, ranges) if ranges else None)
-
-
-def _may_read(
-    grants: Grants | None, group: str, partitions: Sequence[TopicIdPartition], accepted: Accepted | None
-) -> bool:
-    """Whether it is known that the client may read in the group and the topics now."""
-    if grants is None or grants.revision != grants.rules.revision or group not in grants.groups:
-        return False
-    readable = grants.readable
-    return (accepted is None or accepted[0][0] in readable) and all(
-        topic_id in readable for topic_id, _ in partitions
-    )
 
 
 def _respond(
@@ -495,8 +491,14 @@ def _plan_acknowledgement(
     if found is None:
         return None
     session, accepted = found
-    if accepted is None or (
-        service.authorization.is_enabled and not _may_read(connection.grants, session.group, (), accepted)
+    if accepted is None:
+        return None
+    grants = connection.grants
+    if service.authorization.is_enabled and (
+        grants is None
+        or grants.revision != grants.rules.revision
+        or session.group not in grants.groups
+        or accepted[0][0] not in grants.readable
     ):
         return None
     shares = service.share_partition_manager
