@@ -90,17 +90,17 @@ PRIORITY_DEFECTS = (
     ),
     Defect(
         "a frozen index changes with the log",
-        "broker/features/priorities/priority_index.py",
+        "state/share_partition/offset_numbers.py",
         "copy._chunks[last] = bytearray(copy._chunks[last])",
         "pass",
-        ("tests/unit/broker/features/priorities/test_priority_index_model.py",),
+        ("tests/unit/state/test_offset_numbers_model.py",),
     ),
     Defect(
         "a part without records of the priority is known too long",
-        "broker/features/priorities/priority_index.py",
+        "state/share_partition/offset_numbers.py",
         "self._note_none(first, min(last + 1, self._index.end))",
         "self._note_none(first, last + 1)",
-        ("tests/unit/broker/features/priorities/test_priority_index_model.py", *MODEL),
+        ("tests/unit/state/test_offset_numbers_model.py", *MODEL),
     ),
     Defect(
         "a priority begins at the end of the log",
@@ -167,10 +167,10 @@ PRIORITY_DEFECTS = (
     ),
     Defect(
         "the count of a chunk is kept over a truncation",
-        "broker/features/priorities/priority_index.py",
+        "state/share_partition/offset_numbers.py",
         "self._counts.clear()",
         "pass",
-        ("tests/unit/broker/features/priorities/test_priority_index_model.py",),
+        ("tests/unit/state/test_offset_numbers_model.py",),
     ),
     Defect(
         "acknowledgements of any number of offsets are split",

@@ -15,9 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
+from mansio.broker.features.priorities.priority_index import PriorityIndex
 from mansio.errors import InvalidRecordState
 from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import (
     ACCEPT,
@@ -106,7 +107,7 @@ class Side:
         self, name: str, index: PriorityIndex | None, *, ordered: bool = False, by_key: bool = False
     ) -> None:
         self.key = ShareKey(name, bytes(16), 0)
-        self.own = None if index is None else PriorityOffsets(index, Priority.HIGH)
+        self.own = None if index is None else NumberedOffsets(index, Priority.HIGH)
         self.settings = SETTINGS._replace(is_ordered=ordered, is_ordered_by_key=by_key)
         self.scanned: set[int] = set()
         self.store, self.history = Store(), History()
@@ -371,7 +372,7 @@ class ShareModel(RuleBasedStateMachine):
 
     def append(self, end: int) -> None:
         """Append records to the log."""
-        high = [PriorityRange(o, o, Priority.HIGH) for o in range(self.log_end, end) if is_high(o)]
+        high = [NumberedRange(o, o, Priority.HIGH) for o in range(self.log_end, end) if is_high(o)]
         self.log_end = end
         self.index.append(end, high)
 

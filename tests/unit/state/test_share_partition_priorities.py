@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
+from mansio.broker.features.priorities.priority_index import PriorityIndex
 from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange
 from mansio.state.share_partition.types import (
     ACCEPT,
     AcknowledgementBatch,
@@ -35,14 +36,14 @@ def share_partition(priority: Priority, index: PriorityIndex, *, by_key: bool = 
         high_watermark=LOG_END,
         now_ms=0,
         wall_ms=0,
-        own=PriorityOffsets(index, priority),
+        own=NumberedOffsets(index, priority),
     )
 
 
 def alternating() -> PriorityIndex:
     """Offsets of high and low priority in turn."""
     index = PriorityIndex(0)
-    ranges = [PriorityRange(at, at, (Priority.HIGH, Priority.LOW)[at % 2]) for at in range(LOG_END)]
+    ranges = [NumberedRange(at, at, (Priority.HIGH, Priority.LOW)[at % 2]) for at in range(LOG_END)]
     index.append(LOG_END, ranges)
     return index
 
@@ -74,7 +75,7 @@ def test_state_stays_small_while_records_of_others_in_between_wait(priority: Pri
 
 def test_keys_of_records_of_other_priorities_are_not_needed() -> None:
     index = PriorityIndex(0)
-    index.append(LOG_END, [PriorityRange(0, 9_000, Priority.LOW), PriorityRange(9_001, 9_003, Priority.HIGH)])
+    index.append(LOG_END, [NumberedRange(0, 9_000, Priority.LOW), NumberedRange(9_001, 9_003, Priority.HIGH)])
     machine = share_partition(Priority.HIGH, index, by_key=True)
     assert machine.next_key_offset == 9_001
     machine.add_keys(9_002, {9_001: 1})

@@ -37,7 +37,7 @@ def known_of(partition: Partition, feature: str) -> list[Any]:
         return [record.id for record in pending.select(0, 1 << 62)]
     index = present(partition.find_feature(PriorityView)).index
     assert index.end == partition.end_offset
-    return [part.first for part in index.split(0, index.end - 1) if part.priority.name != "NORMAL"]
+    return [part.first for part in index.split(0, index.end - 1) if part.number]
 
 
 class Replica(PartitionBench):

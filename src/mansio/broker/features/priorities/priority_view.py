@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityRange
+from mansio.broker.features.priorities.priority_index import PriorityIndex
 from mansio.broker.log_view.view import DecodedBatch, LogView
 from mansio.broker.partition.append import AppendFeature
 from mansio.broker.partition.append_validation import RecordReader
 from mansio.errors import CorruptLog
+from mansio.state.share_partition.offset_numbers import NumberedRange
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.wire.batch.inspection import InspectedBatch
 from mansio.wire.batch.priority_header import PRIORITY_NAME, read_priorities
@@ -77,7 +78,7 @@ class PriorityView(LogView["Sequence[PriorityRun]"]):
         self.index.append(
             base_offset + header.last_offset_delta + 1,
             [
-                PriorityRange(base_offset + first, base_offset + last, priority)
+                NumberedRange(base_offset + first, base_offset + last, priority)
                 for first, last, priority in content or ()
             ],
         )

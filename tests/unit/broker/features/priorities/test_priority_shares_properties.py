@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityRange
+from mansio.broker.features.priorities.priority_index import PriorityIndex
 from mansio.broker.features.priorities.priority_shares import WINDOW_RECORDS, PriorityShares
+from mansio.state.share_partition.offset_numbers import NumberedRange
 from mansio.state.share_partition.share_index import ACKNOWLEDGED_OFFSETS_MAX, split_acknowledgements
 from mansio.state.share_partition.types import ACCEPT, AcknowledgementBatch
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
@@ -101,7 +102,7 @@ def test_reserved_locks_are_never_used_by_other_priorities(leased: dict[int, int
 def test_acknowledgements_of_more_offsets_than_can_be_leased_are_not_split() -> None:
     index = PriorityIndex(0)
     end = 2 * ACKNOWLEDGED_OFFSETS_MAX
-    index.append(end, [PriorityRange(at, at, Priority.HIGH) for at in range(0, end, 2)])
+    index.append(end, [NumberedRange(at, at, Priority.HIGH) for at in range(0, end, 2)])
     size = ACKNOWLEDGED_OFFSETS_MAX // 2
     batches = [AcknowledgementBatch(at, at + size - 1, bytes([ACCEPT])) for at in range(0, end, size)]
     assert set(split_acknowledgements(batches[:2], index)) == {HIGH, NORMAL}

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from mansio.broker.features.priorities import priority_index
 from mansio.broker.log_view import replay, snapshots
 from mansio.errors import InvalidRecord
+from mansio.state.share_partition import offset_numbers
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
@@ -23,7 +23,7 @@ from support.tiers import examples
 def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "SNAPSHOT_INTERVAL_BYTES", 500)
     monkeypatch.setattr(replay, "SLICE_BATCHES", 3)
-    monkeypatch.setattr(priority_index, "CHUNK_OFFSETS", 16)
+    monkeypatch.setattr(offset_numbers, "CHUNK_OFFSETS", 16)
 
 
 class PrioritizedPartition(PartitionBench):
@@ -55,7 +55,7 @@ class PrioritizedPartition(PartitionBench):
         index = self.priorities.index
         assert index.end == self.log.end_offset
         parts = index.split(self.log.start_offset, index.end - 1)
-        return [part.priority for part in parts for _ in range(part.first, part.last + 1)]
+        return [Priority(part.number) for part in parts for _ in range(part.first, part.last + 1)]
 
 
 def replicate(leader: PrioritizedPartition, follower: PrioritizedPartition, batches: int = 1 << 20) -> None:
@@ -140,7 +140,7 @@ def test_priorities_of_a_batch_without_its_repeats_are_those_of_the_other_record
     append((b"1", b"high"), (b"2", b"low"), (b"3", b"normal"), (b"2", b"high"))
     offsets = [record.offset for record in bench.records()]
     known = bench.priorities.index.split(0, bench.log.end_offset - 1)
-    found = [next(part.priority for part in known if part.first <= at <= part.last) for at in offsets]
+    found = [next(part.number for part in known if part.first <= at <= part.last) for at in offsets]
     assert found == [Priority.HIGH, Priority.LOW, Priority.NORMAL]
 
 

@@ -1,4 +1,4 @@
-"""The index of priorities against a dictionary, and its snapshots."""
+"""Numbers of offsets against a dictionary, and its snapshots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.broker.features.priorities import priority_index
-from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
+from mansio.broker.features.priorities.priority_index import PriorityIndex
 from mansio.errors import CorruptLog
+from mansio.state.share_partition import offset_numbers
+from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Model:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priority_index, "CHUNK_OFFSETS", 8)
+    monkeypatch.setattr(offset_numbers, "CHUNK_OFFSETS", 8)
 
 
 @given(start=st.integers(0, 20), steps=st.lists(STEP, max_size=30), at=st.data())
@@ -64,7 +65,7 @@ def test_index_equals_a_dictionary(start: int, steps: list[tuple[str, object]], 
         if kind == "append":
             ranges, end = [], model.end
             for size, priority in value:  # type: ignore[attr-defined]
-                ranges.append(PriorityRange(end, end + size - 1, priority))
+                ranges.append(NumberedRange(end, end + size - 1, priority))
                 model.of |= dict.fromkeys(range(end, end + size), priority)
                 end += size
             index.append(end, ranges)
@@ -77,7 +78,7 @@ def test_index_equals_a_dictionary(start: int, steps: list[tuple[str, object]], 
             index.drop_below(model.start)
         else:
             frozen = index.freeze()
-            index.append(index.end + 3, [PriorityRange(index.end, index.end + 2, Priority.LOW)])
+            index.append(index.end + 3, [NumberedRange(index.end, index.end + 2, Priority.LOW)])
             index.truncate(frozen.end)
             index = PriorityIndex.from_bytes(frozen.to_bytes())
         assert (index.start, index.end) == (model.start, model.end)
@@ -88,7 +89,7 @@ def test_index_equals_a_dictionary(start: int, steps: list[tuple[str, object]], 
     last = at.draw(st.integers(first - 1, model.end + 9))
     for priority in PRIORITIES:
         expected = model.ranges(priority, first, last)
-        own = PriorityOffsets(index, priority)
+        own = NumberedOffsets(index, priority)
         for _ in range(2):  # the second time, parts without such offsets are known
             assert merged(own.within(first, last)) == expected
         assert own.count(first, last) == sum(high - low + 1 for low, high in expected)
@@ -103,8 +104,8 @@ def test_index_equals_a_dictionary(start: int, steps: list[tuple[str, object]], 
     covered = range(model.start, model.end)
     expected_split = [model.of[at] if at in covered else Priority.NORMAL for at in range(first, last + 1)]
     parts = index.split(first, last)
-    assert [part.priority for part in parts for _ in range(part.first, part.last + 1)] == expected_split
-    assert all(one.priority is not other.priority for one, other in pairwise(parts))
+    assert [part.number for part in parts for _ in range(part.first, part.last + 1)] == expected_split
+    assert all(one.number != other.number for one, other in pairwise(parts))
 
 
 def test_index_of_records_of_normal_priority_takes_no_memory() -> None:
@@ -117,24 +118,24 @@ def test_index_of_records_of_normal_priority_takes_no_memory() -> None:
 def test_offsets_that_are_added_after_a_search_are_found() -> None:
     index = PriorityIndex(0)
     index.append(20)
-    own = PriorityOffsets(index, Priority.HIGH)
+    own = NumberedOffsets(index, Priority.HIGH)
     assert [*own.within(0, 100)] == []
-    index.append(30, [PriorityRange(20, 25, Priority.HIGH)])
+    index.append(30, [NumberedRange(20, 25, Priority.HIGH)])
     assert merged(own.within(0, 100)) == [(20, 25)]
 
 
 def test_a_frozen_index_does_not_change_with_the_other_one() -> None:
     index = PriorityIndex(0)
-    index.append(3, [PriorityRange(0, 0, Priority.HIGH)])
+    index.append(3, [NumberedRange(0, 0, Priority.HIGH)])
     frozen = index.freeze()
-    index.append(5, [PriorityRange(3, 4, Priority.LOW)])
+    index.append(5, [NumberedRange(3, 4, Priority.LOW)])
     frozen.append(5)
     assert frozen.count(Priority.LOW, 0, 4) == 0
 
 
 def test_chunk_of_a_snapshot_is_not_decompressed_beyond_its_size() -> None:
     index = PriorityIndex(0)
-    index.append(10, [PriorityRange(3, 5, Priority.HIGH)])
+    index.append(10, [NumberedRange(3, 5, Priority.HIGH)])
     index._chunks[0] = bytearray(100 << 20)
     with pytest.raises(CorruptLog):
         PriorityIndex.from_bytes(index.to_bytes())
@@ -143,7 +144,7 @@ def test_chunk_of_a_snapshot_is_not_decompressed_beyond_its_size() -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip"])
 def test_damaged_snapshot_is_refused(damage: str) -> None:
     index = PriorityIndex(0)
-    index.append(10, [PriorityRange(3, 5, Priority.HIGH)])
+    index.append(10, [NumberedRange(3, 5, Priority.HIGH)])
     data = index.to_bytes()
     data = data[:-3] if damage == "cut" else data[:-6] + bytes(6)
     with pytest.raises(CorruptLog):
