@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.acquisition import AcquisitionPolicy
     from mansio.state.share_partition.in_flight import BatchMap
     from mansio.state.share_partition.share_index import OwnOffsets
-    from mansio.state.share_partition.types import Producer, ShareKey, ShareSettings
+    from mansio.state.share_partition.types import Isolation, Producer, ShareKey, ShareSettings
 
 ALREADY_DUE_MS: Final = -math.inf
 """Deadline that has always passed."""
@@ -166,20 +166,25 @@ class LeaseBound:
             None  # token of the update that advances the bound, and the new bound
         )
 
+    def divide(self, own: OwnOffsets) -> None:
+        """Set the offsets of the share partition."""
+        self._own = own
+
     def is_due(self, ranges: BatchMap, settings: ShareSettings) -> bool:
         """Whether the bound has to be advanced now."""
         if self._requested is not None:
             return False
-        if self._own is None:
+        own = self._own
+        if own is None or own.has_all:
             return 2 * (self.offset - ranges.end) < settings.lease_bound_step
-        following = self._own.first_at_or_above(ranges.end)
+        following = own.first_at_or_above(ranges.end)
         return following is not None and following >= self._due_from
 
     def request(self, token: int, ranges: BatchMap, settings: ShareSettings) -> int:
         """Start to advance the bound by the update with this token; returns the new bound, effective once the update is
         stored."""
         step, own = settings.lease_bound_step, self._own
-        if own is None:
+        if own is None or own.has_all:
             bound = max(self.offset, ranges.end) + step
         else:
             bound = max(self.offset, own.bound_after(ranges.end, step))
@@ -203,6 +208,7 @@ class SharePartition:
     __slots__ = (
         "_dead",
         "_in_flight",
+        "_isolations",
         "_keys_needed_until",
         "_lease_bound",
         "_log_start",
@@ -247,6 +253,7 @@ class SharePartition:
         self._wall_clock_offset_ms = wall_ms - now_ms
         self._dead = DeadRanges(state)
         self._producer = state.producer
+        self._isolations = state.isolations
         self._planned: tuple[int, list[tuple[int, int]]] = (-1, [])
         """The last result of `acquirable_ranges` of a partition in order by key, and the number of changes then."""
         self._in_flight = restore_in_flight_batches(
@@ -375,7 +382,10 @@ class SharePartition:
     def has_short_path(self) -> bool:
         """Whether `next_range` and `exchange` can be used: any record may be delivered at any time, except those of
         open and aborted transactions."""
-        return self._policy.may_skip and self._own is None and self._in_flight.key_order is None
+        own = self._own
+        return (
+            self._policy.may_skip and (own is None or own.has_all) and self._in_flight.key_order is None
+        )
 
     def are_leased(self, member: str, ranges: Iterable[tuple[int, int]]) -> bool:
         """Whether all offsets of the ranges, which are ascending and disjoint, are leased to the member, and no update
@@ -758,11 +768,30 @@ class SharePartition:
             producer=self._producer,
             is_complete=True,
             withheld_ms=0,
+            isolations=self._isolations,
         )
 
     def full_update(self, now_ms: float) -> Update:
         """Return an update with the whole state, which replaces stored state that may lack changes."""
         return full_update(self._in_flight.begin_update(), self.snapshot(now_ms))
+
+    # ------------------------------------------------------------------ division among share partitions
+
+    def divide(self, own: OwnOffsets) -> None:
+        """From now on the share partition has only the offsets `own`; those that were leased before are among them."""
+        self._own = own
+        self._lease_bound.divide(own)
+
+    def set_isolations(self, isolations: tuple[Isolation, ...]) -> Update:
+        """Set which keys have their records in other share partitions; return the update, which has to be stored."""
+        self._isolations = isolations
+        return self._update(self._in_flight.begin_update(), [], durable=True, isolations=isolations)
+
+    @property
+    def lowest_offset(self) -> int:
+        """The lowest offset that is not done, or dead-lettered and in the log."""
+        dead = self._dead.ranges()
+        return min(self._in_flight.ranges.start, dead[0].first if dead else self._in_flight.ranges.start)
 
     def _update(
         self,

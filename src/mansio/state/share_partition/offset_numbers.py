@@ -259,7 +259,7 @@ class NumberedOffsets:
     @property
     def has_all(self) -> bool:
         """Whether all covered offsets have this number."""
-        return self.number == BASE and not self._index.mixed_chunk_count
+        return self.number == BASE and not self._index._chunks
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges with this number within the offsets `first` to `last`, ascending; adjacent ones are not

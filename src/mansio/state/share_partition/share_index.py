@@ -34,6 +34,10 @@ class OwnOffsets(Protocol):
     def end(self) -> int:
         """Offset below which it is known which offsets these are."""
 
+    @property
+    def has_all(self) -> bool:
+        """Whether these are all offsets."""
+
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges of own offsets within the offsets `first` to `last`, ascending; adjacent ones are not
         merged."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.state.share_partition.share_index import OwnOffsets
-    from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, RedrivenRanges
+    from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Isolation, Producer, RedrivenRanges
 
 
 _DEFAULT_STATE: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]
@@ -57,6 +57,7 @@ class FoldedState:
         "_dead",
         "_firsts",
         "done_count",
+        "isolations",
         "lease_bound",
         "producer",
         "redrives",
@@ -70,6 +71,7 @@ class FoldedState:
         self._dead: list[DeadRange] = []
         self.redrives: tuple[RedrivenRanges, ...] = ()
         self.producer: Producer | None = None
+        self.isolations: tuple[Isolation, ...] = ()
         self._firsts: list[int] = []
         self._changes: list[StateBatch] = []
 
@@ -139,6 +141,8 @@ class FoldedState:
                 self.redrives = each.redrives
             if each.producer is not None:
                 self.producer = each.producer
+            if each.isolations is not None:
+                self.isolations = each.isolations
         self._prune()
 
     def _put_change(self, change: StateBatch) -> None:
@@ -193,6 +197,7 @@ def to_folded_state(state: LoadedState) -> FoldedState:
     folded = FoldedState(state.start_offset)
     folded.lease_bound, folded.done_count = state.lease_bound, state.done_count
     folded.dead_ranges, folded.redrives, folded.producer = state.dead_ranges, state.redrives, state.producer
+    folded.isolations = state.isolations
     for change in state.changes:
         folded._put_change(change)
     folded._prune()
@@ -222,6 +227,7 @@ def to_loaded_state(
         folded.producer,
         is_complete,
         withheld_ms,
+        folded.isolations,
     )
 
 
@@ -375,4 +381,5 @@ def full_update(token: int, state: LoadedState) -> Update:
         dead_ranges=state.dead_ranges,
         redrives=state.redrives,
         producer=state.producer,
+        isolations=state.isolations or None,
     )

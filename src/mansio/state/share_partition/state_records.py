@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.state.share_partition.types import (
     ARCHIVED,
+    LANES,
     NUMBER_MAX,
     DeadLetterReservation,
     DeadRange,
+    Isolation,
     Producer,
     RedrivenRanges,
     ShareKey,
@@ -37,6 +39,7 @@ from mansio.wire.internal_records.flexible_codec import (
     NO_TAGGED_FIELDS,
     Reader,
     encode_array,
+    encode_bytes,
     encode_string,
     encode_tagged_fields,
 )
@@ -72,6 +75,7 @@ REDRIVES_TAG: Final = 1012
 CHUNK_TAG: Final = 1013
 DEAD_TAG: Final = 1014
 DEAD_ADDED_TAG: Final = 1015
+ISOLATIONS_TAG: Final = 1016
 
 _KEY_END: Final = Struct(">16si")
 _UPDATE_START: Final = Struct(">iiq")  # snapshot epoch, leader epoch, start offset
@@ -83,6 +87,7 @@ _RESERVATION: Final = Struct(
 )  # topic, partition, producer id, its epoch, sequence, cause, first time
 _PRODUCER: Final = Struct(">qh")
 _SEQUENCE: Final = Struct(">16sii")
+_ISOLATION: Final = Struct(">bqq")
 _RANGE: Final = Struct(">qq")
 _DEAD: Final = Struct(">qqhh")
 _SHORT: Final = Struct(">h")
@@ -174,6 +179,7 @@ def _is_plain(update: Update) -> bool:
         and update.redrives is None
         and update.dead_ranges is None
         and not update.added_dead_ranges
+        and update.isolations is None
         and update.done_count != UNCHANGED
         and update.lease_bound != UNCHANGED
     )
@@ -274,6 +280,8 @@ def encode_update_tags(update: Update) -> dict[int, bytes]:
         fields[DEAD_TAG] = encode_array(_DEAD.pack(*each) for each in update.dead_ranges)
     if update.added_dead_ranges:
         fields[DEAD_ADDED_TAG] = encode_array(_DEAD.pack(*each) for each in update.added_dead_ranges)
+    if update.isolations is not None:
+        fields[ISOLATIONS_TAG] = encode_array(_encode_isolation(each) for each in update.isolations)
     return fields
 
 
@@ -291,7 +299,7 @@ def decode_update(
     message."""
     done, lease_bound = fields.get(_DONE_TAG), fields.get(LEASE_BOUND_TAG)
     producer, redrives, dead = fields.get(PRODUCER_TAG), fields.get(REDRIVES_TAG), fields.get(DEAD_TAG)
-    added_dead_ranges = fields.get(DEAD_ADDED_TAG)
+    added_dead_ranges, isolations = fields.get(DEAD_ADDED_TAG), fields.get(ISOLATIONS_TAG)
     return Update(
         token,
         durable,
@@ -304,6 +312,7 @@ def decode_update(
         None if redrives is None else _read_all(reader, redrives, _read_redrive),
         None if producer is None else _read_producer(reader.nested_reader(producer)),
         () if added_dead_ranges is None else _read_all(reader, added_dead_ranges, _read_dead),
+        None if isolations is None else _read_all(reader, isolations, _read_isolation),
     )
 
 
@@ -404,6 +413,19 @@ def _read_redrive(reader: Reader) -> RedrivenRanges:
 
 def _read_dead(reader: Reader) -> DeadRange:
     return DeadRange(*reader.unpack(_DEAD))
+
+
+def _encode_isolation(isolation: Isolation) -> bytes:
+    number, first, end, header, key = isolation
+    return _ISOLATION.pack(number, first, end) + encode_string(header) + encode_bytes(key)
+
+
+def _read_isolation(reader: Reader) -> Isolation:
+    number, first, end = reader.unpack(_ISOLATION)
+    isolation = Isolation(number, first, end, reader.read_string(), reader.read_bytes())
+    if number not in LANES or not 0 <= first <= end:
+        reader.raise_corrupt_log("invalid lane or range of offsets")
+    return isolation
 
 
 def _read_text(reader: Reader) -> str:

@@ -54,6 +54,12 @@ first."""
 NUMBER_MAX: Final = 127
 """Maximum number of a share partition, which is stored in seven bits."""
 
+LANES: Final = range(16, 32)
+"""The numbers of lanes: share partitions with the records of isolated keys (`fairness`)."""
+
+OPEN_END: Final = 2**63 - 1
+"""End of an isolation that has not ended."""
+
 
 class ShareKey(NamedTuple):
     """Identifier of a share partition: group id, the 16 bytes of the topic id, partition index, and its number among
@@ -100,6 +106,8 @@ class ShareSettings(NamedTuple):
     is offered only if each record at a lower offset is done, is being copied to the dead-letter topic, or is leased to
     the same member. `is_ordered_by_key`: it is offered only when no other
     record of its key is in flight. `is_committed_only`: records of open and aborted transactions are not offered.
+    `is_fair`: records of a group key with a backlog do not delay those of others. `key_header`: name of the header that
+    has the group key of a record; empty if it is the record's key.
     `renewal_enabled`: members can renew leases.
     `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the dead-letter
     topic. `backoff`: delay before a released or expired record is offered again.
@@ -116,6 +124,8 @@ class ShareSettings(NamedTuple):
     backoff: Backoff
     is_ordered_by_key: bool = False
     is_committed_only: bool = False
+    is_fair: bool = False
+    key_header: str = ""
 
 
 class DeadLetterReservation(NamedTuple):
@@ -137,6 +147,20 @@ class DeadLetterReservation(NamedTuple):
     reason: str
     consumer: str
     archiving_since_ms: int
+
+
+class Isolation(NamedTuple):
+    """The records of a group key at the offsets `first` to below `end` are in the lane `number`.
+
+    `header`: name of the header that has the group key; empty if it is the record's key. `key`: the group key, or its
+    digest (`fair_index.key_id`).
+    """
+
+    number: int
+    first: int
+    end: int
+    header: str
+    key: bytes
 
 
 class StateBatch(NamedTuple):
@@ -191,8 +215,8 @@ class Update(NamedTuple):
     `token`: number that identifies the update in `SharePartition.mark_persisted`. `durable`: the update takes effect
     when it is committed; otherwise when it is appended. `done_count`: number of offsets at or above `start_offset` that
     are done. `is_snapshot`: the update is the whole state. `dead_ranges`, `redrives` and `producer` replace the stored
-    values; None leaves them unchanged. `added_dead_ranges`: dead ranges in addition to `dead_ranges`, or, if that is
-    None, to the stored ones.
+    values; None leaves them unchanged, as it does `isolations`. `added_dead_ranges`: dead ranges in addition to
+    `dead_ranges`, or, if that is None, to the stored ones.
     """
 
     token: int
@@ -206,13 +230,14 @@ class Update(NamedTuple):
     redrives: tuple[RedrivenRanges, ...] | None = None
     producer: Producer | None = None
     added_dead_ranges: tuple[DeadRange, ...] = ()
+    isolations: tuple[Isolation, ...] | None = None
 
 
 class LoadedState(NamedTuple):
     """Stored state of a share partition.
 
     `is_complete`: no appended update can be missing. `withheld_ms`: remaining time for which records that may be leased
-    are withheld; 0 if the state is complete.
+    are withheld; 0 if the state is complete. `isolations`: of the share partition `BASE`, ascending by `first`.
     """
 
     state_epoch: int
@@ -227,13 +252,14 @@ class LoadedState(NamedTuple):
     producer: Producer | None
     is_complete: bool
     withheld_ms: int
+    isolations: tuple[Isolation, ...] = ()
 
 
 class ShareSummary(NamedTuple):
     """Epochs and progress of a share partition, from which its lag is computed.
 
     `done_count`: number of offsets at or above `start_offset` that are done. `is_archiving`: some records are not
-    copied to the dead-letter topic yet.
+    copied to the dead-letter topic yet. `lanes`: numbers of the lanes that may have a state.
     """
 
     state_epoch: int
@@ -241,6 +267,7 @@ class ShareSummary(NamedTuple):
     start_offset: int
     done_count: int
     is_archiving: bool = False
+    lanes: tuple[int, ...] = ()
 
 
 class AcquiredRange(NamedTuple):

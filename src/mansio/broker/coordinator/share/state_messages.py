@@ -61,6 +61,7 @@ _DELIVERY_COMPLETE_COUNT_TAG: Final = 1028
 _EPOCHS_TAG: Final = 1029
 _ARCHIVING_TAG: Final = 1030
 _NUMBER_TAG: Final = 1031
+_LANES_TAG: Final = 1032
 
 # Number of the same field in a record of the topic.
 _DELIVERY_COMPLETE_COUNT_RECORD_TAG: Final = 0
@@ -284,9 +285,16 @@ def _encode_result(api_key: int, state_request: StateRequestEntry, result: State
         return (
             start
             + _SUMMARY_RESULT.pack(*summary[:4])
-            + encode_tagged_fields({_ARCHIVING_TAG: _TRUE} if summary.is_archiving else {})
+            + encode_tagged_fields(_summary_fields(summary))
         )
     return start + NO_TAGGED_FIELDS
+
+
+def _summary_fields(summary: ShareSummary) -> dict[int, bytes]:
+    fields = {_ARCHIVING_TAG: _TRUE} if summary.is_archiving else {}
+    if summary.lanes:
+        fields[_LANES_TAG] = bytes(summary.lanes)
+    return fields
 
 
 def _encode_read_result(result: StateResult) -> bytes:
@@ -303,6 +311,7 @@ def _encode_read_result(result: StateResult) -> bytes:
         dead_ranges=state.dead_ranges,
         redrives=state.redrives,
         producer=state.producer,
+        isolations=state.isolations or None,
     )
     fields = encode_update_tags(whole)
     fields[_DELIVERY_COMPLETE_COUNT_TAG] = fields.pop(_DELIVERY_COMPLETE_COUNT_RECORD_TAG)
@@ -327,7 +336,11 @@ def _decode_result(api_key: int, reader: Reader) -> StateResult:
         found = ShareSummary(*reader.unpack(_SUMMARY_RESULT))
         tags_found = reader.read_tagged_fields()
         summary = (
-            None if _ABSENT_TAG in tags_found else found._replace(is_archiving=_ARCHIVING_TAG in tags_found)
+            None
+            if _ABSENT_TAG in tags_found
+            else found._replace(
+                is_archiving=_ARCHIVING_TAG in tags_found, lanes=tuple(tags_found.get(_LANES_TAG, b""))
+            )
         )
         return StateResult(error_code, message, summary=summary)
     reader.read_tagged_fields()
@@ -363,6 +376,7 @@ def _decode_read_result(reader: Reader, result: StateResult) -> StateResult:
         whole.producer,
         _COMPLETE_TAG in fields,
         withheld_ms,
+        whole.isolations or (),
     )
     return result._replace(session=session, state=state)
 

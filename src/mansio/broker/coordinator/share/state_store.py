@@ -203,6 +203,7 @@ class ShareStateStore:
             start_offset,
             done_count,
             share.folded.has_range_in(ARCHIVING),
+            tuple(sorted({each.number for each in share.folded.isolations})),
         )
 
     def _new_session(self, index: int) -> int:
@@ -638,7 +639,7 @@ class PersistedShareState:
             folded = FoldedState()
             folded.lease_bound, folded.done_count = self.folded.lease_bound, self.folded.done_count
             folded.dead_ranges, folded.redrives = self.folded.dead_ranges, self.folded.redrives
-            folded.producer = self.folded.producer
+            folded.producer, folded.isolations = self.folded.producer, self.folded.isolations
             folded.apply(update)
         return StateRecord(
             self.snapshot_epoch + 1,
@@ -679,6 +680,7 @@ def snapshot_update(folded: FoldedState) -> Update:
         dead_ranges=folded.dead_ranges,
         redrives=folded.redrives,
         producer=folded.producer,
+        isolations=folded.isolations or None,
     )
 
 

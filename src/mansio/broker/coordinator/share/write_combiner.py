@@ -215,7 +215,7 @@ def combine_updates(updates: Sequence[Update]) -> Update:
     durable = False
     furthest = last = updates[-1]
     lease_bound = last.lease_bound
-    dead = redrives = producer = None
+    dead = redrives = producer = isolations = None
     added_dead_ranges: tuple[DeadRange, ...] = ()  # since the last update with all dead ranges
     for each in updates:
         changes += each.changes
@@ -230,6 +230,8 @@ def combine_updates(updates: Sequence[Update]) -> Update:
             redrives = each.redrives
         if each.producer is not None:
             producer = each.producer
+        if each.isolations is not None:
+            isolations = each.isolations
     changes.sort(key=_get_first)
     return Update(
         last.token,
@@ -242,6 +244,7 @@ def combine_updates(updates: Sequence[Update]) -> Update:
         redrives=redrives,
         producer=producer,
         added_dead_ranges=added_dead_ranges,
+        isolations=isolations,
     )
 
 

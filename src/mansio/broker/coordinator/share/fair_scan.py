@@ -1,0 +1,269 @@
+"""Reading of the group keys of a topic partition for a fair group, and the isolation of keys with a backlog.
+
+It belongs to the leader of the share partition `BASE`, which stores the isolations, and works in turns of the event
+loop: a turn reads at most `SCANNED_RECORDS_MAX` records, and the next one follows while the log has more and fewer than
+`SCAN_AHEAD_RECORDS` records wait in `BASE`. So records behind a long backlog of one key are soon known, and a backlog
+of many keys takes no memory.
+
+Invariants:
+* At most one change of the isolations is being stored. Nothing is read meanwhile, because it decides about the numbers.
+* A lane without records and without isolated key is not in use: then a group with fairness costs what any other does.
+* A damaged batch stops the reading, as it does with order by key: the keys behind it decide about numbers, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import UNREADABLE_CONTENT, MansioError
+from mansio.state.share_partition.fairness.fair_index import FairIndex
+from mansio.state.share_partition.types import BASE
+from mansio.tracebacks import without_traceback
+from mansio.wire.batch.record_batch import check_stored_batch, read_header
+from mansio.wire.batch.record_reader import read_group_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
+    from mansio.ports import Scheduler, Timer
+    from mansio.state.share_partition.types import Isolation, LoadedState, ShareSettings
+
+SCANNED_RECORDS_MAX: Final = 2_000
+"""Number of records whose keys are read in one turn of the event loop; a batch may exceed it."""
+
+SCAN_AHEAD_RECORDS: Final = 100_000
+"""Number of records that may wait in `BASE` before no more keys are read."""
+
+REVIEW_INTERVAL_MS: Final = 1_000
+"""Interval in which isolations that are not needed any more are ended, while there are any."""
+
+
+class FairScan:
+    """The keys of one topic partition for one fair group. All methods run on the broker's event loop."""
+
+    __slots__ = (
+        "_error",
+        "_is_scheduled",
+        "_is_storing",
+        "_lanes",
+        "_leader",
+        "_on_lanes_changed",
+        "_review_timer",
+        "_scheduler",
+        "index",
+    )
+
+    def __init__(
+        self,
+        leader: SharePartitionLeader,
+        index: FairIndex,
+        scheduler: Scheduler,
+        on_lanes_changed: Callable[[], None],
+    ) -> None:
+        """`leader`: of the share partition `BASE`. `on_lanes_changed` is called when a lane is added or removed."""
+        self.index = index
+        self._leader = leader
+        self._scheduler = scheduler
+        self._on_lanes_changed = on_lanes_changed
+        self._lanes: dict[int, SharePartitionLeader] = {}
+        self._is_scheduled = False
+        self._is_storing = False
+        self._error: MansioError | None = None
+        self._review_timer: Timer | None = None
+
+    @property
+    def error(self) -> MansioError | None:
+        """Why the next batch cannot be read; None if it can, or was not tried."""
+        return self._error
+
+    # ------------------------------------------------------------------ lanes
+
+    def attach(self, lane: SharePartitionLeader) -> None:
+        """Add the leader of a lane, or replace it."""
+        self._lanes[lane.key.number] = lane
+
+    def end(self, error: MansioError) -> None:
+        """End the lanes together with `BASE`: the next leader decides about the numbers again."""
+        if self._review_timer is not None:
+            self._review_timer.cancel()
+            self._review_timer = None
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.end(error)
+
+    # ------------------------------------------------------------------ reading
+
+    async def load(self) -> None:
+        """Read the keys again that decided about numbers before. Raises the error of a batch that cannot be read."""
+        index = self.index
+        while index.end < index.decided_end:
+            left = SCANNED_RECORDS_MAX
+            while index.end < index.decided_end and left > 0:
+                before = index.end
+                following = min(index.next_isolated_offset(before), index.decided_end)
+                if following > before:
+                    index.append(following)  # without an isolation, they are in `BASE`
+                    continue
+                if (error := self._add_batch()) is not None:
+                    raise error
+                left -= index.end - before
+            await self._scheduler.sleep(0)
+        self._set_review_timer()
+
+    def advance(self, end: int) -> None:
+        """Read keys below the offset `end`, as far as one turn allows; continue in later turns."""
+        index = self.index
+        if index.end >= end or self._is_storing:
+            return
+        self._note_progress()
+        self._error = None
+        left = SCANNED_RECORDS_MAX
+        while index.end < end and index.waiting_count < SCAN_AHEAD_RECORDS:
+            if not index.is_active and not index.has_open_isolation:
+                index.append(end)
+                return
+            if left <= 0:
+                self._schedule()
+                return
+            before = index.end
+            if (error := self._add_batch()) is not None:
+                self._error = error
+                return
+            if self._is_storing:
+                return
+            left -= index.end - before
+
+    def _add_batch(self) -> MansioError | None:
+        """Add the keys of the next batch; return the error if it cannot be read."""
+        partition, index = self._leader.partition, self.index
+        begin = index.end
+        try:
+            batch = next(partition.log.batches(begin))
+            header = read_header(batch)
+            keys = {}
+            try:
+                if not check_stored_batch(batch).is_control:
+                    keys = {name: [*read_group_keys(batch, name)] for name in index.headers_at(begin)}
+            except UNREADABLE_CONTENT as error:  # its records have no key, and are rejected when they are read
+                partition.report_damage(begin, error)
+        except MansioError as error:
+            partition.report_damage(begin, error)
+            return without_traceback(error)
+        self._store(index.add(keys, header.last_offset + 1))
+        return None
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._scheduler.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._is_scheduled = False
+        leader = self._leader
+        if leader.end_error is None and leader.is_ready:
+            before = self.index.end
+            self.advance(leader.group_end())
+            if self.index.end > before:
+                leader.wake()
+
+    # ------------------------------------------------------------------ isolations
+
+    def reconfigure(self, settings: ShareSettings) -> None:
+        """Apply settings of the group: keys that are isolated now are not any more, if it is not fair any more or the
+        group keys are in another header."""
+        index = self.index
+        if self._is_storing or (settings.is_fair, settings.key_header) == (index.is_active, index.header):
+            return
+        if (change := index.close_all()) is not None:
+            self._store(change)
+            return  # and again when this is stored
+        index.set_header(settings.key_header)
+        if index.is_active != settings.is_fair:
+            index.set_active(is_active=settings.is_fair)
+
+    def _store(self, isolations: tuple[Isolation, ...] | None) -> None:
+        if isolations is None:
+            return
+        self._is_storing = True
+        leader = self._leader
+
+        def on_stored(error: MansioError | None) -> None:
+            self._is_storing = False
+            if error is None:
+                before = self.index.numbers
+                self.index.apply(isolations)
+                self._set_review_timer()
+                if self.index.numbers != before:
+                    self._on_lanes_changed()
+                self.reconfigure(leader.state_machine.settings)
+                self._schedule()
+                leader.wake()
+
+        try:
+            update = leader.call_machine(leader.state_machine.set_isolations, isolations)
+        except MansioError:
+            return  # the leader has ended
+        leader.store([update], on_stored)
+
+    def _set_review_timer(self) -> None:
+        if self._review_timer is None and len(self.index.numbers) > 1 and self._leader.end_error is None:
+            self._review_timer = self._scheduler.call_later(REVIEW_INTERVAL_MS, self._review)
+
+    def _note_progress(self) -> None:
+        index = self.index
+        index.note_progress(BASE, self._leader.state_machine.ranges.end)
+        for number, lane in self._lanes.items():
+            if lane.is_ready:
+                index.note_progress(number, lane.state_machine.ranges.end)
+
+    def _review(self) -> None:
+        """End isolations whose records are delivered, and remove lanes that are not needed any more."""
+        self._review_timer = None
+        leader, index = self._leader, self.index
+        if leader.end_error is not None or not leader.is_ready:
+            return
+        self._note_progress()
+        lanes = [lane for number, lane in self._lanes.items() if number in index.numbers]
+        if len(lanes) == len(index.numbers) - 1 and all(lane.is_ready for lane in lanes):
+            index.drop_below(min(each.state_machine.lowest_offset for each in (leader, *lanes)))
+            unused = [lane for lane in lanes if self._is_unused(lane)]
+            for lane in unused:
+                index.retire(lane.key.number)
+            if unused:
+                self._on_lanes_changed()
+        if not self._is_storing:
+            self._store(index.close_drained())
+        self._set_review_timer()
+
+    def _is_unused(self, lane: SharePartitionLeader) -> bool:
+        counts = lane.counts()
+        return not (
+            self.index.has_open_isolation_of(lane.key.number)
+            or counts.lag
+            or counts.leased
+            or counts.dead
+            or counts.archiving
+            or lane.has_writes
+        )
+
+
+def decided_end_of(state: LoadedState, log_end: int) -> int:
+    """Return an offset at or above all that were leased or passed according to a stored state."""
+    end = max([state.start_offset, *[each.last + 1 for each in state.changes]])
+    return end if state.is_complete else max(end, min(state.lease_bound, log_end))
+
+
+def load_index(
+    state: LoadedState, lanes: Sequence[LoadedState], settings: ShareSettings, *, log_start: int, log_end: int
+) -> FairIndex:
+    """Return the index of a fair group with the stored isolations, before the log is read. `lanes`: the stored states
+    of the lanes."""
+    states = (state, *lanes)
+    lowest = min(
+        min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states
+    )
+    decided_end = max(decided_end_of(each, log_end) for each in states)
+    start = max(lowest, log_start)
+    header = next((each.header for each in state.isolations[::-1]), settings.key_header)
+    return FairIndex(start, state.isolations, max(decided_end, start), header)

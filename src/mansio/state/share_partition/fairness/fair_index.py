@@ -1,0 +1,347 @@
+"""Which share partition of a fair group has which offset of a topic partition.
+
+Records wait in the share partition `BASE` in the order of the log, as in a group without fairness. When more than a
+few records of one group key wait there, the key is *isolated*: its later records are in a *lane*, a share partition of
+its own (`types.LANES`), so that those of other keys do not wait for them (`fair_order` divides the deliveries). When all
+records of the key in the lane are delivered, its next ones are in `BASE` again.
+
+        start        delivered                end           readable end
+          | done or leased | waiting in BASE    | keys not read: not offered
+          |                | and in lanes       |
+
+The leader reads the keys of the log in the order of the offsets (`add`). The numbers of offsets are not stored: the
+isolations are, in the state of `BASE`, and the numbers follow from them and the log.
+
+Invariants:
+* No record is leased whose number is not decided (`end`), and no number changes once it is.
+* A change of the isolations is stored before it takes effect: `add` stops at its offset and returns it, and `apply`
+  continues. So a leader that loads the state finds the same numbers below `decided_end`.
+* An isolation begins at or above each offset of its lane that was leased or passed before.
+* The records of a key that wait in `BASE` are at most `_backlog_max`, as long as a lane may be added.
+* At most `ISOLATIONS_MAX` isolations are stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from mansio.state.share_partition.fairness.fair_order import FairOrder
+from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange, OffsetNumbers
+from mansio.state.share_partition.types import BASE, LANES, OPEN_END, Isolation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Isolations = tuple[Isolation, ...]
+    Keys = Sequence[tuple[int, bytes | None]]
+
+BACKLOG_MAX: Final = 64
+"""Number of records of a key that may wait in `BASE` while few keys are isolated."""
+
+ISOLATED_KEYS_SCALE: Final = 16
+"""The allowed backlog grows with the square of the number of isolated keys; with this number it is four times
+`BACKLOG_MAX`. So keys with a large backlog find a lane, even if many have a small one."""
+
+ISOLATIONS_MAX: Final = 256
+
+KEY_BYTES_MAX: Final = 64
+"""Length up to which a key is stored as it is."""
+
+_DIGEST_PREFIX: Final = b"\xff\x00sha256\x00"
+
+
+class _IsolatedKey:
+    """The isolations of one key, ascending; only the last one may be open. `last`: offset of its last record in a lane,
+    -1 for none."""
+
+    __slots__ = ("isolations", "last")
+
+    def __init__(self) -> None:
+        self.isolations: list[Isolation] = []
+        self.last = -1
+
+    def number_at(self, offset: int) -> int:
+        for isolation in self.isolations:
+            if isolation.first <= offset < isolation.end:
+                return isolation.number
+        return BASE
+
+    @property
+    def is_open(self) -> bool:
+        return self.isolations[-1].end == OPEN_END
+
+    def see(self, offset: int) -> None:
+        """Note a record of the key in a lane."""
+        self.last = offset
+
+
+class FairIndex(OffsetNumbers):
+    """The `ShareIndex` of one topic partition for a fair group."""
+
+    __slots__ = (
+        "_batches",
+        "_counts_of_keys",
+        "_delivered",
+        "_isolated",
+        "_lanes",
+        "_order",
+        "decided_end",
+        "header",
+        "is_active",
+        "isolations",
+        "waiting_count",
+    )
+
+    names: ClassVar[Mapping[int, str]] = {}
+
+    def __init__(self, start: int, isolations: Isolations, decided_end: int, header: str) -> None:
+        """`start`: the first offset that a share partition has not done. `isolations`: the stored ones. `decided_end`:
+        offset below which records may have been leased or passed: their numbers follow from the isolations. `header`:
+        the header that has the group key; empty if it is the record's key."""
+        super().__init__(start)
+        self.decided_end = decided_end
+        self.header = header
+        self.is_active = True
+        """Whether keys may be isolated; otherwise records from the last end of an isolation on are in `BASE`."""
+        self.waiting_count = 0
+        """Number of records in `BASE` that are not delivered, as far as the log was read."""
+        self._counts_of_keys: dict[bytes, int] = {}
+        """The numbers of these records by key."""
+        self._batches: deque[tuple[int, int, dict[bytes, int]]] = deque()
+        """The same for each part of the log that was added at once: its end, number of records, and those by key."""
+        self._delivered: dict[int, int] = {}
+        """By lane, the offset below which its records were delivered."""
+        self._lanes: set[int] = set()
+        self._isolated: dict[tuple[str, bytes], _IsolatedKey] = {}
+        self._order = FairOrder(self._weight_of)
+        self.isolations: Isolations = ()
+        self.apply(isolations)
+        self._lanes = {each.number for each in isolations if each.end > start}
+
+    # Queries
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """`BASE` and the lanes in use, ascending."""
+        return (BASE, *sorted(self._lanes))
+
+    @property
+    def isolated_count(self) -> int:
+        """Number of keys that are isolated now."""
+        return sum(each.end == OPEN_END for each in self.isolations)
+
+    @property
+    def has_open_isolation(self) -> bool:
+        """Whether a key is isolated now."""
+        return any(each.end == OPEN_END for each in self.isolations)
+
+    def offsets_of(self, number: int) -> NumberedOffsets:
+        """Return the offsets of one share partition."""
+        return NumberedOffsets(self, number)
+
+    def new_order(self) -> FairOrder:
+        """Return the division of deliveries, which is the same object at each call."""
+        return self._order
+
+    def first_offset_of(self, number: int) -> int | None:
+        """Return the offset at which a lane without state begins; None if no key was isolated in it."""
+        return min((each.first for each in self.isolations if each.number == number), default=None)
+
+    def headers_at(self, offset: int) -> set[str]:
+        """Return the headers with group keys of records at or above an offset."""
+        found = {each.header for each in self.isolations if each.end > offset}
+        return found | {self.header} if self.is_active else found
+
+    def next_isolated_offset(self, offset: int) -> int:
+        """Return the first offset from this one on that an isolation contains."""
+        return min((max(each.first, offset) for each in self.isolations if each.end > offset), default=OPEN_END)
+
+    def _weight_of(self, number: int) -> int:
+        """Return the number of keys with records that wait in a share partition, at least 1."""
+        if number == BASE:
+            return max(len(self._counts_of_keys), 1)
+        keys = sum(
+            each.last >= self._delivered.get(number, 0)
+            for each in self._isolated.values()
+            if each.isolations[-1].number == number
+        )
+        return max(keys, 1)
+
+    def _backlog_max(self) -> int:
+        scale = 1 + self.isolated_count / ISOLATED_KEYS_SCALE
+        return int(BACKLOG_MAX * scale * scale)
+
+    # Progress of the share partitions
+
+    def note_progress(self, number: int, delivered: int) -> None:
+        """Note the offset below which the records of a share partition were delivered."""
+        if number != BASE:
+            self._delivered[number] = delivered
+            return
+        batches, counts = self._batches, self._counts_of_keys
+        while batches and batches[0][0] <= delivered:
+            _, records, keys = batches.popleft()
+            self.waiting_count -= records
+            for key, count in keys.items():
+                if counts[key] == count:
+                    del counts[key]
+                else:
+                    counts[key] -= count
+
+    def retire(self, number: int) -> None:
+        """Remove a lane whose records are all done, and that has no open isolation. It is added again with its next
+        isolation."""
+        self._lanes.discard(number)
+
+    def has_open_isolation_of(self, number: int) -> bool:
+        """Whether a key is isolated in this lane now."""
+        return any(each.end == OPEN_END and each.number == number for each in self.isolations)
+
+    # Changes of the isolations, which are to be stored
+
+    def add(self, keys: Mapping[str, Keys], end: int) -> Isolations | None:
+        """Add the offsets from `end` of the index to below the new end.
+
+        `keys`: by each of `headers_at`, the ascending offsets of the records and their group keys. Returns None, or, if
+        the records were only added up to one that begins or ends an isolation, the new isolations: after they are
+        stored, the caller calls `apply`, and adds the rest."""
+        ranges: list[NumberedRange] = []
+        for header, found in keys.items():
+            if header != self.header or not self.is_active:
+                ranges += self._ranges_of_isolated(header, found, end)
+        if not self.is_active:
+            self.append(end, ranges)
+            return None
+        begin, decided, isolated, counts = self.end, self.decided_end, self._isolated, self._counts_of_keys
+        header, backlog_max = self.header, self._backlog_max()
+        added: dict[bytes, int] = {}
+        records = 0
+        first = last = -1  # offsets of the lane `lane`, one after the other
+        lane = BASE
+        change: Isolations | None = None
+        for offset, group_key in keys.get(header, ()):
+            if offset < begin:
+                continue
+            if offset >= end:
+                break
+            if group_key is None:
+                records += 1
+                continue
+            key = group_key if len(group_key) <= KEY_BYTES_MAX else key_id(group_key)
+            known = isolated.get((header, key)) if isolated else None
+            if known is not None and (number := known.number_at(offset)):
+                if offset >= decided and known.last < self._delivered.get(number, 0):
+                    change = self._closed({(header, key): offset})
+                    end = offset
+                    break
+                known.see(offset)
+                if offset == last + 1 and number == lane:
+                    last = offset
+                    continue
+                if lane:
+                    ranges.append(NumberedRange(first, last, lane))
+                first, last, lane = offset, offset, number
+                continue
+            count = counts.get(key, 0) + 1
+            if count > backlog_max and offset >= decided and (change := self._isolate(key, offset)) is not None:
+                end = offset
+                break
+            counts[key] = count
+            added[key] = added.get(key, 0) + 1
+            records += 1
+        if lane:
+            ranges.append(NumberedRange(first, last, lane))
+        self.append(end, ranges)
+        if records:
+            self._batches.append((end, records, added))
+            self.waiting_count += records
+        return change
+
+    def _ranges_of_isolated(self, header: str, keys: Keys, end: int) -> list[NumberedRange]:
+        found = []
+        for offset, group_key in keys:
+            if group_key is None or not self.end <= offset < end:
+                continue
+            known = self._isolated.get((header, key_id(group_key)))
+            if known is not None and (number := known.number_at(offset)):
+                known.see(offset)
+                found.append(NumberedRange(offset, offset, number))
+        return found
+
+    def _isolate(self, key: bytes, offset: int) -> Isolations | None:
+        kept = self._kept_isolations()
+        if len(kept) >= ISOLATIONS_MAX:
+            return None
+        keys_of_lanes = dict.fromkeys(LANES, 0)
+        for each in kept:
+            keys_of_lanes[each.number] += each.end == OPEN_END
+        number = min(LANES, key=lambda each: (keys_of_lanes[each], each not in self._lanes, each))
+        return (*kept, Isolation(number, offset, OPEN_END, self.header, key))
+
+    def _closed(self, ends: Mapping[tuple[str, bytes], int]) -> Isolations:
+        """Return the isolations after the open ones of these keys end at these offsets."""
+        return tuple(
+            each._replace(end=max(ends[each.header, each.key], each.first))
+            if each.end == OPEN_END and (each.header, each.key) in ends
+            else each
+            for each in self._kept_isolations()
+        )
+
+    def _kept_isolations(self) -> Isolations:
+        """Return the isolations without those whose records are all done, but for the last one of each lane, which says
+        that the lane may have a state. Those that are kept begin at the first record that is not done."""
+        newest = {each.number: each for each in self.isolations}
+        return tuple(
+            each._replace(first=max(each.first, min(self.start, each.end)))
+            for each in self.isolations
+            if each.end > self.start or newest[each.number] is each
+        )
+
+    def close_drained(self) -> Isolations | None:
+        """Return the isolations after those whose records are all delivered have ended; None if there are none."""
+        ends = {
+            name: key.last + 1
+            for name, key in self._isolated.items()
+            if key.is_open and key.last < self._delivered.get(key.isolations[-1].number, 0)
+        }
+        return self._closed(ends) if ends else None
+
+    def close_all(self) -> Isolations | None:
+        """Return the isolations after all have ended at the end of the index; None if none is open."""
+        ends = {name: self.end for name, key in self._isolated.items() if key.is_open}
+        return self._closed(ends) if ends else None
+
+    def apply(self, isolations: Isolations) -> None:
+        """Let isolations take effect, which are stored now."""
+        last = {name: key.last for name, key in self._isolated.items()}
+        self.isolations = isolations
+        self._isolated = {}
+        for each in isolations:
+            name = (each.header, each.key)
+            key = self._isolated.setdefault(name, _IsolatedKey())
+            key.isolations.append(each)
+            key.see(last.get(name, -1))
+            if each.end == OPEN_END:
+                self._lanes.add(each.number)
+
+    def set_header(self, header: str) -> None:
+        """Take the group keys of further records from another header. No isolation may be open."""
+        self.header = header
+        self._counts_of_keys.clear()
+        self._batches = deque((end, records, {}) for end, records, _ in self._batches)
+
+    def set_active(self, *, is_active: bool) -> None:
+        """Set whether keys may be isolated. No isolation may be open when they may not any more."""
+        self.is_active = is_active
+        self._counts_of_keys.clear()
+        self._batches.clear()
+        self.waiting_count = 0
+
+
+def key_id(group_key: bytes) -> bytes:
+    """Return a group key as it is stored: a long one as a digest."""
+    if len(group_key) <= KEY_BYTES_MAX:
+        return group_key
+    return _DIGEST_PREFIX + hashlib.sha256(group_key).digest()
