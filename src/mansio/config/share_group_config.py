@@ -146,7 +146,7 @@ SHARE_CONFIG_KEYS: Final = (
         SHARE_ORDER,
         ConfigType.STRING,
         "none",
-        "key: no record is delivered while another one of its key is leased, in a backoff or being dead-lettered. "
+        "key: no record is delivered while an earlier one of its key is leased, in a backoff or being dead-lettered. "
         "partition: no record is delivered while a lower one is unacknowledged, unless to the same member.",
         choice_parser("none", "key", "partition", ignore_case=True),
     ),
