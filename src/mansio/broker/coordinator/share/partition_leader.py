@@ -47,7 +47,7 @@ from mansio.state.share_partition.types import BASE, RENEW, LoadedState
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
-from mansio.wire.batch.record_reader import read_keys
+from mansio.wire.batch.record_reader import read_group_keys
 from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ class _KeyReader:
             keys: dict[int, int] = {}
             try:
                 if not check_stored_batch(batch).is_control:
-                    keys = {offset: hash(key) for offset, key in read_keys(batch) if key is not None}
+                    found = read_group_keys(batch, machine.settings.key_header)
+                    keys = {offset: hash(key) for offset, key in found if key is not None}
             except (
                 UNREADABLE_CONTENT
             ) as error:  # its records are offered without a key, and rejected when they are read

@@ -28,6 +28,7 @@ from mansio.config.share_group_config import (
     DELIVERY_COUNT_LIMIT,
     EARLIEST,
     ISOLATION_LEVEL,
+    KEY_HEADER,
     RECORD_LOCK_DURATION,
     RECORD_LOCKS_MAX,
     RENEW_ACKNOWLEDGE_ENABLE,
@@ -522,6 +523,7 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
         ),
         is_ordered_by_key=order == "key",
         is_committed_only=effective_value(ISOLATION_LEVEL, configs) == "read_committed",
+        key_header=effective_value(KEY_HEADER, configs),
     )
 
 
