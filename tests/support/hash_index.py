@@ -43,6 +43,9 @@ class TurnOrder:
             delivered, key=lambda number: [*self._turns()].index(number), default=self._last_served
         )
 
+    def record_end(self, number: int, records: int, held_ms: float) -> None:
+        pass
+
     def free_locks(self, number: int, leased: Mapping[int, int], locks_max: int) -> int:
         del number
         return locks_max - sum(leased.values())
@@ -99,6 +102,10 @@ class HashOffsets:
     @property
     def end(self) -> int:
         return self._index.end
+
+    @property
+    def has_all(self) -> bool:
+        return False
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         return ((offset, offset) for offset in self._index.offsets(self._number, first, last))

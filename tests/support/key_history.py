@@ -2,7 +2,8 @@
 happen.
 
 * A record that was accepted, and whose acknowledgement was answered, is not delivered again.
-* No two members have records of one key at the same time, and no record is delivered twice with one delivery count.
+* No member gets a record while another one has an earlier one of its key, and no record is delivered twice with one
+  delivery count.
 * The first deliveries of a key are in the order of the offsets, and so are the records of a key in one answer.
 * After a restart, a lease has the duration that its member has chosen last.
 * Each record whose publication was answered is accepted by somebody.
@@ -82,7 +83,8 @@ class KeyHistory:
             assert latest.get(key, -1) < message.offset, f"{what} after {latest.get(key)} in one answer"
             latest[key] = message.offset
             for other, hold in self._holds[key].items():
-                if hold.name != name and hold.until_s > now_s and not hold.message.is_lost:
+                is_held = hold.until_s > now_s and not hold.message.is_lost
+                if hold.name != name and other.offset < message.offset and is_held:
                     left_ms = (hold.until_s - now_s) * 1000
                     raise AssertionError(f"{what}; {hold.name} has {other} for {left_ms:.0f} ms more")
             if place not in self._seen:

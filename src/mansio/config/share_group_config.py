@@ -26,6 +26,11 @@ AUTO_OFFSET_RESET: Final = "share.auto.offset.reset"
 ISOLATION_LEVEL: Final = "share.isolation.level"
 RENEW_ACKNOWLEDGE_ENABLE: Final = "share.renew.acknowledge.enable"
 SHARE_ORDER: Final = "mansio.share.order"
+KEY_HEADER: Final = "mansio.share.key.header"
+SHARE_FAIR: Final = "mansio.share.fair"
+KEY_HEADER_BYTES_MAX: Final = 128
+"""Maximum length of the name of a header with the group key, in bytes of UTF-8."""
+
 DEAD_LETTERS_ENABLE: Final = "mansio.deadletterqueue.enable"
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_OWNER: Final = "mansio.deadletterqueue.owner"
@@ -68,6 +73,15 @@ def _topic_name(text: str) -> str:
     name = text.strip()
     if name and (name.startswith("__") or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name, re.ASCII)):
         raise ValueError(f"{text!r} cannot be the name of a dead-letter topic")
+    return name
+
+
+def _header_name(text: str) -> str:
+    name = text.strip()
+    if len(name.encode()) > KEY_HEADER_BYTES_MAX or not name.isprintable():
+        raise ValueError(
+            f"{text[:200]!r} is not the name of a header with at most {KEY_HEADER_BYTES_MAX} bytes"
+        )
     return name
 
 
@@ -146,9 +160,25 @@ SHARE_CONFIG_KEYS: Final = (
         SHARE_ORDER,
         ConfigType.STRING,
         "none",
-        "key: no record is delivered while another one of its key is leased, in a backoff or being dead-lettered. "
+        "key: no record is delivered while an earlier one of its key is leased, in a backoff or being dead-lettered. "
         "partition: no record is delivered while a lower one is unacknowledged, unless to the same member.",
         choice_parser("none", "key", "partition", ignore_case=True),
+    ),
+    _share_key(
+        KEY_HEADER,
+        ConfigType.STRING,
+        "",
+        "Name of the header with the group key of a record, for order by key; empty: the record's key. A record "
+        "without it has no group key, and no order.",
+        _header_name,
+    ),
+    _share_key(
+        SHARE_FAIR,
+        ConfigType.BOOLEAN,
+        "false",
+        "Whether records of a group key with a backlog wait without delaying those of others. Without effect on groups "
+        "with an order and on topics with priorities.",
+        choice_parser("true", "false", ignore_case=True),
     ),
     _share_key(
         DEAD_LETTERS_ENABLE,

@@ -49,27 +49,23 @@ class Model:
     known: dict[str, str] = field(default_factory=dict)
 
     def check_receive(self, received: list[Any]) -> None:
-        blocked = {
-            each.group for each in self.messages.values() if not each.is_deleted and each.until_s > self.now_s
-        }
+        """Of a FIFO queue: no message passes an earlier one of its group, but those of the same answer. One that is
+        given back does not wait for messages behind it that are in flight."""
         order = list(self.messages)
-        positions: dict[str, int] = {}
+        answered: set[str] = set()
         for each in received:
             message = self.messages[each["MessageId"]]
             assert not message.is_deleted
             assert message.until_s <= self.now_s
-            message.until_s = self.now_s + VISIBILITY_S
             message.receipt = each["ReceiptHandle"]
             if self.is_fifo:
-                assert message.group not in blocked
-                position = order.index(each["MessageId"])
-                earlier = [
-                    one
-                    for one in order[:position]
-                    if self.messages[one].group == message.group and not self.messages[one].is_deleted
-                ]
-                assert len(earlier) == positions.get(message.group, 0), "a message passed an earlier one"
-                positions[message.group] = len(earlier) + 1
+                for one in order[: order.index(each["MessageId"])]:
+                    earlier = self.messages[one]
+                    is_passed = earlier.group == message.group and not earlier.is_deleted
+                    assert not is_passed or one in answered, "a message passed an earlier one"
+            answered.add(each["MessageId"])
+        for message_id in answered:
+            self.messages[message_id].until_s = self.now_s + VISIBILITY_S
 
 
 NUMBERS = strategies.integers(0, 9)

@@ -33,8 +33,8 @@ KEY_ORDER_DEFECTS = (
     Defect(
         "leased record does not hold its key",
         "state/share_partition/key_order.py",
-        "self._add_busy(offset, keys[offset])",
-        "self._add_busy(offset, None)",
+        "if offset in keys:",
+        "if offset not in keys:",
         MODEL,
     ),
     Defect(

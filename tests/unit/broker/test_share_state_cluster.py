@@ -36,6 +36,7 @@ from mansio.state.share_partition.types import (
     ACQUIRED,
     LoadedState,
     ShareKey,
+    LANES,
     ShareSummary,
     StateBatch,
     Update,
@@ -131,6 +132,7 @@ STATES = st.builds(
     ANY_UPDATES.map(lambda each: each.producer),
     st.booleans(),
     INT32,
+    ANY_UPDATES.map(lambda each: each.isolations or ()),
 )
 ANSWERS = st.builds(
     StateResult,
@@ -138,7 +140,7 @@ ANSWERS = st.builds(
     st.none() | st.text(max_size=5),
     INT64,
     st.none() | STATES,
-    st.none() | st.builds(ShareSummary, INT32, INT32, INT64, INT32),
+    st.none() | st.builds(ShareSummary, INT32, INT32, INT64, INT32, st.booleans(), st.sets(st.sampled_from(LANES)).map(tuple)),
 )
 
 

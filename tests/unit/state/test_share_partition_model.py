@@ -233,24 +233,20 @@ class Side:
         record = self.at(o)
         return record.state == AVAILABLE and not record.busy and record.until == math.inf and self.has(o)
 
-    def closed_keys(self) -> set[int | None]:
-        """Keys with a record that is neither done nor free."""
-        return {
-            key_of(o)
-            for o in self.scanned
-            if o >= self.start
-            and self.has(o)
-            and not self.is_free(o)
-            and (self.at(o).state not in DONE or self.at(o).busy)
-        } - {None}
-
     def free_by_key(self, stop: int) -> list[int]:
         key_order = present(self.state_machine._in_flight.key_order)
         if key_order.scanned_end < self.keys_needed_until:
             return []
-        closed = self.closed_keys()
-        offsets = range(self.start, stop)
-        return [o for o in offsets if o in self.scanned and self.is_free(o) and key_of(o) not in closed]
+        closed: set[int | None] = set()
+        found = []
+        for o in range(self.start, stop):
+            if o not in self.scanned or not self.has(o):
+                continue
+            if self.is_free(o):
+                found += [o] if key_of(o) not in closed else []
+            elif self.at(o).state not in DONE or self.at(o).busy:
+                closed |= {key_of(o)} - {None}
+        return found
 
     def free(self, member: str, stop: int) -> list[int]:
         """What the member might be given, in order; for a group in order up to what it may not pass."""
@@ -339,10 +335,10 @@ class Side:
             self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
         offsets = [o for each in acquired for o in range(each.first, each.last + 1)]
         if self.settings.is_ordered_by_key:
-            keys = {key_of(o) for o in offsets} - {None}
+            last_of = {key_of(o): o for o in sorted(offsets) if key_of(o) is not None}
             for o, (_, until) in self.history.has.items():
                 is_over = until <= now or o < self.log_start  # what retention deletes is no longer leased
-                assert is_over or o in offsets or key_of(o) not in keys, "its key is leased already"
+                assert is_over or o in offsets or o > last_of.get(key_of(o), -1), "its key is leased already"
         for each in acquired:
             for o in range(each.first, each.last + 1):
                 if self.model.get(o, Record()).state == ACQUIRED:

@@ -28,9 +28,11 @@ from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
     AVAILABLE,
+    LANES,
     NUMBER_MAX,
     DeadLetterReservation,
     DeadRange,
+    Isolation,
     LoadedState,
     Producer,
     RedrivenRanges,
@@ -81,6 +83,14 @@ ANY_CHANGES = st.builds(
     st.just(-1) | INT64,
     st.none() | TICKETS,
 )
+ISOLATIONS = st.builds(
+    lambda number, first, size, header, key: Isolation(number, first, first + size, header, key),
+    st.sampled_from(LANES),
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+    TEXT,
+    st.binary(max_size=9),
+)
 ANY_UPDATES = st.builds(
     Update,
     st.just(0),
@@ -94,6 +104,7 @@ ANY_UPDATES = st.builds(
     st.none() | st.lists(st.builds(RedrivenRanges, TEXT, RANGES), max_size=2).map(tuple),
     st.none() | PRODUCERS,
     st.lists(st.builds(DeadRange, INT64, INT64, INT16, INT16), max_size=2).map(tuple),
+    st.none() | st.lists(ISOLATIONS, min_size=1, max_size=2).map(tuple),
 )
 
 # Small ones, that meet each other.
@@ -135,6 +146,7 @@ SMALL_UPDATES = st.builds(
     st.none() | st.just((RedrivenRanges("r", ((1, 2),)),)),
     st.none() | st.just(Producer(7, 0, ())),
     st.sampled_from(((), (), (DeadRange(3, 4, 3, 0),), (DeadRange(7, 7, 1, 0), DeadRange(9, 9, 1, 0)))),
+    st.none() | st.just((Isolation(16, 3, 9, "", b"k"),)),
 )
 
 
@@ -154,6 +166,7 @@ def stored_of(state: LoadedState) -> StateRecord:
         state.dead_ranges,
         state.redrives,
         state.producer,
+        isolations=state.isolations or None,
     )
     return StateRecord(state.snapshot_epoch, state.leader_epoch, update, state.state_epoch, 10, 20)
 
@@ -232,6 +245,7 @@ def test_a_tag_that_is_not_known_is_skipped(update: Update, more: bytes) -> None
         redrives=None,
         dead_ranges=None,
         added_dead_ranges=(),
+        isolations=None,
         changes=(),
         is_snapshot=False,
     )

@@ -1,7 +1,8 @@
 """Order of records by key in a share partition (`mansio.share.order=key`).
 
-While a record of a key is leased, in a backoff, withheld or being dead-lettered, no other record of that key is
-offered; records of other keys are. One answer may contain several records of a key, in the order of their offsets.
+While a record of a key is leased, in a backoff, withheld or being dead-lettered, no later record of that key is
+offered; records of other keys are. One answer may contain several records of a key, in the order of their offsets. One
+of them that is given back is offered again although the later ones are still leased.
 
 The leader of the share partition adds the keys of the log in the order of the offsets (`add`). Nothing at or above
 `scanned_end` is offered, so no record passes another one whose key is not known yet.
@@ -17,8 +18,9 @@ neither have offsets without a record.
 Invariants:
 * A *busy* offset can not be leased now: its record is leased, in a backoff, withheld or being dead-lettered, or its
   last change is not stored. `_busy` contains the scanned ones that are not done.
-* The first record of a key that is not done is offered if no record of the key is busy. `_ready` and `_taken` together
-  have an entry for each offset that is offered; entries of other offsets are ignored.
+* A record is offered if no earlier record of its key is busy; with it, those before it that are not done. `_ready` and
+  `_taken` together have an entry for the first undone record of each key that is offered; entries of other offsets are
+  ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +47,6 @@ class KeyOrder:
 
     __slots__ = (
         "_busy",
-        "_busy_keys",
         "_first",
         "_following",
         "_keys",
@@ -67,8 +68,6 @@ class KeyOrder:
         self._following: dict[int, int] = {}
         """The next scanned offset with the same key."""
         self._busy: set[int] = set()
-        self._busy_keys: dict[int, int] = {}
-        """Number of busy offsets of each key, if there are any."""
         self._ready: list[int] = []
         self._taken: list[int] = []
         """Offsets that the last iterator of `pick` has removed from `_ready`."""
@@ -106,7 +105,7 @@ class KeyOrder:
                     if is_free:
                         heappush(self._ready, offset)
                 if not is_free:
-                    self._add_busy(offset, key)
+                    self._busy.add(offset)
 
     def on_changed(self, first: int, last: int, *, is_free: bool, is_done: bool) -> None:
         """Apply a change of the state of offsets. `is_done`: the change is stored."""
@@ -119,21 +118,19 @@ class KeyOrder:
         else:
             keys, busy = self._keys, self._busy
             for offset in range(first, last + 1):
-                if offset not in busy and offset in keys:
-                    self._add_busy(offset, keys[offset])
+                if offset in keys:
+                    busy.add(offset)
 
     def _mark_done(self, first: int, last: int) -> None:
         for offset in range(first, last + 1):
             if offset not in self._keys:
                 continue
             key = self._keys.pop(offset)
-            if offset in self._busy:
-                self._remove_busy(offset, key)
-            if key is None:
+            self._busy.discard(offset)
+            if key is None or self._first[key] != offset:
                 continue
-            if self._first[key] == offset:
-                self._advance_first(key, offset)
-            if key in self._first and key not in self._busy_keys:
+            self._advance_first(key, offset)
+            if key in self._first and self._first[key] not in self._busy:
                 self._push_ready(self._first[key])
 
     def drop_below(self, offset: int, log_start: int) -> None:
@@ -158,31 +155,16 @@ class KeyOrder:
         for offset in range(first, last + 1):
             if offset not in self._busy:
                 continue
+            self._busy.remove(offset)
             key = self._keys[offset]
-            self._remove_busy(offset, key)
-            if key is None:
+            if key is None or self._first[key] == offset:
                 self._push_ready(offset)
-            elif key not in self._busy_keys:
-                self._push_ready(self._first[key])
 
     def _push_ready(self, offset: int) -> None:
         ready = self._ready
         heappush(ready, offset)
         if len(ready) > 2 * len(self._keys) + _READY_SPARE:
             self._ready = sorted(each for each in {*ready} if self._is_offered(each))
-
-    def _add_busy(self, offset: int, key: int | None) -> None:
-        self._busy.add(offset)
-        if key is not None:
-            self._busy_keys[key] = self._busy_keys.get(key, 0) + 1
-
-    def _remove_busy(self, offset: int, key: int | None) -> None:
-        self._busy.remove(offset)
-        if key is not None:
-            if self._busy_keys[key] == 1:
-                del self._busy_keys[key]
-            else:
-                self._busy_keys[key] -= 1
 
     # Queries
 
@@ -194,7 +176,7 @@ class KeyOrder:
         ranges are not offered. The state must not change while the iterator is in use."""
         self._return_taken()
         ready, taken, keys = self._ready, self._taken, self._keys
-        firsts, following, busy, busy_keys = self._first, self._following, self._busy, self._busy_keys
+        firsts, following, busy = self._first, self._following, self._busy
         starts = None if read is None else [first for first, _ in read]
         next_of_keys: list[int] = []  # heap of the next offsets of keys whose first one was picked
         first = last = before = -1
@@ -207,7 +189,7 @@ class KeyOrder:
                 if offset == before or offset not in keys:
                     continue
                 key = keys[offset]
-                if offset in busy if key is None else key in busy_keys or firsts[key] != offset:
+                if offset in busy or (key is not None and firsts[key] != offset):
                     continue
                 before = offset
                 taken.append(offset)
@@ -225,7 +207,7 @@ class KeyOrder:
                 next_offset = following.get(offset)
                 while next_offset is not None and next_offset not in keys:
                     next_offset = following.get(next_offset)
-                if next_offset is not None:
+                if next_offset is not None and next_offset not in busy:
                     heappush(next_of_keys, next_offset)
         if first >= 0:
             yield first, last
@@ -238,12 +220,10 @@ class KeyOrder:
         self._taken.clear()
 
     def _is_offered(self, offset: int) -> bool:
-        if offset not in self._keys:
+        if offset not in self._keys or offset in self._busy:
             return False
         key = self._keys[offset]
-        if key is None:
-            return offset not in self._busy
-        return key not in self._busy_keys and self._first[key] == offset
+        return key is None or self._first[key] == offset
 
 
 def _is_within(offset: int, ranges: Sequence[tuple[int, int]], starts: Sequence[int]) -> bool:

@@ -260,6 +260,7 @@ class SharePartition:
             state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms, own=own
         )
         self._log_start = -1
+        self.settings = settings
         self._keys_needed_until = 0
         """No record is offered in order by key before the keys below this offset are known."""
         self.reconfigure(settings)
@@ -267,8 +268,10 @@ class SharePartition:
 
     def reconfigure(self, settings: ShareSettings) -> None:
         """Apply new settings; running leases keep their deadlines."""
+        has_other_keys = settings.key_header != self.settings.key_header
         self.settings = settings
-        if settings.is_ordered_by_key != (self._in_flight.key_order is not None):
+        is_indexed = self._in_flight.key_order is not None
+        if settings.is_ordered_by_key != is_indexed or (is_indexed and has_other_keys):
             self._reset_key_order()
         self._policy: AcquisitionPolicy = OrderedAcquisition() if settings.is_ordered else LowestOffsetFirst()
 
@@ -383,9 +386,7 @@ class SharePartition:
         """Whether `next_range` and `exchange` can be used: any record may be delivered at any time, except those of
         open and aborted transactions."""
         own = self._own
-        return (
-            self._policy.may_skip and (own is None or own.has_all) and self._in_flight.key_order is None
-        )
+        return self._policy.may_skip and (own is None or own.has_all) and self._in_flight.key_order is None
 
     def are_leased(self, member: str, ranges: Iterable[tuple[int, int]]) -> bool:
         """Whether all offsets of the ranges, which are ascending and disjoint, are leased to the member, and no update

@@ -65,6 +65,9 @@ class AcquisitionOrder(Protocol):
     def record(self, delivered: Mapping[int, int], available: Mapping[int, int]) -> None:
         """Record deliveries by number. `available`: as in `divide`, before these deliveries."""
 
+    def record_end(self, number: int, records: int, held_ms: float) -> None:
+        """Record that leases of so many records ended, which lasted `held_ms` together."""
+
     def free_locks(self, number: int, leased: Mapping[int, int], locks_max: int) -> int:
         """Return how many more records of a share partition may be leased, if `leased` are now, by number, and at most
         `locks_max` in all."""

@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.state.share_partition.share_index import OwnOffsets
-    from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Isolation, Producer, RedrivenRanges
+    from mansio.state.share_partition.types import (
+        DeadLetterReservation,
+        DeadRange,
+        Isolation,
+        Producer,
+        RedrivenRanges,
+    )
 
 
 _DEFAULT_STATE: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]

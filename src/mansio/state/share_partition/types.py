@@ -104,13 +104,12 @@ class ShareSettings(NamedTuple):
     number of records of a share partition that are leased at the same time. `in_flight_batches_max`: maximum number of
     in-flight batches. `lease_bound_step`: number of offsets by which the lease bound advances. `is_ordered`: a record
     is offered only if each record at a lower offset is done, is being copied to the dead-letter topic, or is leased to
-    the same member. `is_ordered_by_key`: it is offered only when no other
-    record of its key is in flight. `is_committed_only`: records of open and aborted transactions are not offered.
-    `is_fair`: records of a group key with a backlog do not delay those of others. `key_header`: name of the header that
-    has the group key of a record; empty if it is the record's key.
-    `renewal_enabled`: members can renew leases.
-    `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the dead-letter
-    topic. `backoff`: delay before a released or expired record is offered again.
+    the same member. `is_ordered_by_key`: it is offered only when no earlier record of its group key is in flight.
+    `is_committed_only`: records of open and aborted transactions are not offered. `renewal_enabled`: members can renew
+    leases. `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the
+    dead-letter topic. `backoff`: delay before a released or expired record is offered again. `key_header`: name of the
+    header with the group key of a record; empty for the record's key. `is_fair`: records of a group key with a backlog do
+    not delay those of others.
     """
 
     lock_ms: int
@@ -124,8 +123,8 @@ class ShareSettings(NamedTuple):
     backoff: Backoff
     is_ordered_by_key: bool = False
     is_committed_only: bool = False
-    is_fair: bool = False
     key_header: str = ""
+    is_fair: bool = False
 
 
 class DeadLetterReservation(NamedTuple):

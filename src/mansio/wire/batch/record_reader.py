@@ -617,6 +617,29 @@ def read_keys(batch: Buffer, *, output_bytes_max: int | None = None) -> Iterator
         raise InvalidRecord("a record is longer than its batch") from error
 
 
+def read_group_keys(
+    batch: Buffer, header_name: str = "", *, output_bytes_max: int | None = None
+) -> Iterator[tuple[int, bytes | None]]:
+    """Yield offset and group key of each record of one complete batch: the value of its last header with this name, or,
+    if the name is empty, the key of the record; None without one. The CRC is not checked.
+
+    Raises the errors of `read_keys`."""
+    if not header_name:
+        yield from read_keys(batch, output_bytes_max=output_bytes_max)
+        return
+    header, data = decompress_batch(batch, output_bytes_max)
+    name = header_name.encode()
+    encoded_name = varint(len(name)) + name
+    has_header = encoded_name in data
+    for location in scan_records(data, header.record_count, header.last_offset_delta):
+        key: bytes | None = None
+        if has_header:
+            for name_begin, begin, end in header_bounds(data, location.start, location.end):
+                if data.startswith(encoded_name, name_begin):
+                    key = data[begin:end] if begin >= 0 else None
+        yield header.base_offset + location.offset_delta, key
+
+
 def with_timestamp_delta(data: bytes, location: RecordLocation, timestamp_delta_ms: int) -> bytes:
     """Return the encoded record at `location` of `data`, with `timestamp_delta_ms` as timestamp delta."""
     delta = varint(timestamp_delta_ms)

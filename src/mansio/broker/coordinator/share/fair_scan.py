@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import UNREADABLE_CONTENT, MansioError
+from mansio.errors import UNREADABLE_CONTENT, MansioError, Unavailable
 from mansio.state.share_partition.fairness.fair_index import FairIndex
-from mansio.state.share_partition.types import BASE
-from mansio.tracebacks import without_traceback
+from mansio.state.share_partition.types import BASE, OPEN_END
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_group_keys
 
@@ -105,8 +105,8 @@ class FairScan:
                 if following > before:
                     index.append(following)  # without an isolation, they are in `BASE`
                     continue
-                if (error := self._add_batch()) is not None:
-                    raise error
+                if not self._add_batch(index.decided_end):
+                    raise copied(self._error or Unavailable("interrupted"))
                 left -= index.end - before
             await self._scheduler.sleep(0)
         self._set_review_timer()
@@ -127,15 +127,13 @@ class FairScan:
                 self._schedule()
                 return
             before = index.end
-            if (error := self._add_batch()) is not None:
-                self._error = error
-                return
-            if self._is_storing:
+            if not self._add_batch(end):
                 return
             left -= index.end - before
 
-    def _add_batch(self) -> MansioError | None:
-        """Add the keys of the next batch; return the error if it cannot be read."""
+    def _add_batch(self, end: int) -> bool:
+        """Add the keys of the next batch below the offset `end`; return false if it cannot be read, or if a change of
+        the isolations has to be stored first."""
         partition, index = self._leader.partition, self.index
         begin = index.end
         try:
@@ -145,13 +143,17 @@ class FairScan:
             try:
                 if not check_stored_batch(batch).is_control:
                     keys = {name: [*read_group_keys(batch, name)] for name in index.headers_at(begin)}
-            except UNREADABLE_CONTENT as error:  # its records have no key, and are rejected when they are read
+            except (
+                UNREADABLE_CONTENT
+            ) as error:  # its records have no key, and are rejected when they are read
                 partition.report_damage(begin, error)
         except MansioError as error:
             partition.report_damage(begin, error)
-            return without_traceback(error)
-        self._store(index.add(keys, header.last_offset + 1))
-        return None
+            self._error = without_traceback(error)
+            return False
+        change = index.add(keys, min(header.last_offset + 1, end))
+        self._store(change)
+        return change is None
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -221,7 +223,8 @@ class FairScan:
         """End isolations whose records are delivered, and remove lanes that are not needed any more."""
         self._review_timer = None
         leader, index = self._leader, self.index
-        if leader.end_error is not None or not leader.is_ready:
+        if not leader.is_ready:
+            self._set_review_timer()
             return
         self._note_progress()
         lanes = [lane for number, lane in self._lanes.items() if number in index.numbers]
@@ -260,10 +263,9 @@ def load_index(
     """Return the index of a fair group with the stored isolations, before the log is read. `lanes`: the stored states
     of the lanes."""
     states = (state, *lanes)
-    lowest = min(
-        min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states
-    )
-    decided_end = max(decided_end_of(each, log_end) for each in states)
-    start = max(lowest, log_start)
+    lowest = min(min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states)
+    ends = [decided_end_of(each, log_end) for each in states]
+    ends += [each.end for each in state.isolations if each.end != OPEN_END]
+    start, decided_end = max(lowest, log_start), min(max(ends), log_end)
     header = next((each.header for each in state.isolations[::-1]), settings.key_header)
     return FairIndex(start, state.isolations, max(decided_end, start), header)

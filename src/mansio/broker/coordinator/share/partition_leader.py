@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from mansio.broker.coordinator.share.fair_scan import FairScan, load_index
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.errors import (
     UNREADABLE_CONTENT,
@@ -36,18 +37,20 @@ from mansio.errors import (
     NotLeaderOrFollower,
     StorageError,
     Unavailable,
+    UnknownTopicOrPartition,
     VerificationPending,
 )
 from mansio.logs import fields
 from mansio.ports import complete, complete_from
 from mansio.state.share_partition.dead_letters import count_offsets
+from mansio.state.share_partition.fairness.fair_index import FairIndex
 from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
-from mansio.state.share_partition.types import BASE, RENEW, LoadedState
+from mansio.state.share_partition.types import BASE, LANES, RENEW, LoadedState
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
-from mansio.wire.batch.record_reader import read_keys
+from mansio.wire.batch.record_reader import read_group_keys
 from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
@@ -152,8 +155,9 @@ class ShareDependencies:
     `settings`: returns the settings of a group for a partition. `refresh_settings`: waits until these contain all
     changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
     partition. `index_of`: returns the index of a partition's share partitions, the same object as long as it is valid;
-    None if there is only one. `base_start`: returns the start offset of the share partition `BASE`, at which another
-    one without state starts. `on_end`: called with each `SharePartitionLeader` that ended.
+    None if there is only one. `load_base`: returns the leader of the share partition `BASE` of another one after its
+    state is loaded. `on_lanes_changed`: called with the key of the share partition `BASE` of a fair group when lanes are
+    added or removed. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -164,7 +168,8 @@ class ShareDependencies:
     refresh_settings: Callable[[str], Awaitable[None]]
     initial_offset: Callable[[str, Partition], int]
     index_of: Callable[[Partition], ShareIndex | None]
-    base_start: Callable[[ShareKey], Awaitable[int]]
+    load_base: Callable[[ShareKey], Awaitable[SharePartitionLeader]]
+    on_lanes_changed: Callable[[ShareKey], None]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
@@ -200,7 +205,8 @@ class _KeyReader:
             keys: dict[int, int] = {}
             try:
                 if not check_stored_batch(batch).is_control:
-                    keys = {offset: hash(key) for offset, key in read_keys(batch) if key is not None}
+                    found = read_group_keys(batch, machine.settings.key_header)
+                    keys = {offset: hash(key) for offset, key in found if key is not None}
             except (
                 UNREADABLE_CONTENT
             ) as error:  # its records are offered without a key, and rejected when they are read
@@ -228,12 +234,14 @@ class SharePartitionLeader:
         "_waiters",
         "_writes",
         "end_error",
+        "fair_scan",
         "index",
         "key",
         "known_state",
         "last_used_ms",
         "leader_epoch",
         "partition",
+        "topic_index",
     )
 
     def __init__(
@@ -247,8 +255,13 @@ class SharePartitionLeader:
         self.key = key
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self.index = dependencies.index_of(partition)
-        """The index of the share partitions of the topic partition; None if this is the only one."""
+        self.topic_index = dependencies.index_of(partition)
+        """The index of the share partitions of the topic partition that its topic has for all groups, if any."""
+        self.index: ShareIndex | None = self.topic_index
+        """The index of the share partitions; None if this is the only one. That of a fair group is known when the state
+        is loaded."""
+        self.fair_scan: FairScan | None = None
+        """Of the share partition `BASE` of a fair group."""
         self._state_machine: SharePartition | None = None
         self.end_error: MansioError | None = None
         """The error with which this object ended; None before."""
@@ -273,6 +286,11 @@ class SharePartitionLeader:
     @property
     def is_ready(self) -> bool:
         return self._state_machine is not None and self.end_error is None
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether updates are being written."""
+        return bool(self._writes)
 
     @property
     def has_waiters_or_writes(self) -> bool:
@@ -314,12 +332,15 @@ class SharePartitionLeader:
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
         settings = dependencies.settings(self.key.group, partition)
-        own = None
+        own, base = None, None
+        if self.index is not None and self.index.end < partition.end_offset:
+            raise CoordinatorLoadInProgress(
+                f"{partition.name}: the index of its share partitions is being loaded"
+            )
+        if self.key.number != BASE:
+            base = await dependencies.load_base(self.key)
+            self._join(base)
         if self.index is not None:
-            if self.index.end < partition.end_offset:
-                raise CoordinatorLoadInProgress(
-                    f"{partition.name}: the index of its share partitions is being loaded"
-                )
             own = self.index.offsets_of(self.key.number)
         found = await dependencies.persister.read(self.key, self.leader_epoch)
         state = (
@@ -330,10 +351,10 @@ class SharePartitionLeader:
             await self._refresh_settings()
             settings = dependencies.settings(self.key.group, partition)
             partition.ensure_high_watermark_known()
-            if self.key.number == BASE:
+            if base is None:
                 start = dependencies.initial_offset(self.key.group, partition)
             else:
-                start = await dependencies.base_start(self.key)
+                start = self._start_beside(base)
             state = LoadedState(
                 0,
                 self.leader_epoch,
@@ -348,6 +369,8 @@ class SharePartitionLeader:
                 True,
                 0,
             )
+        if base is None and (index := await self._load_fair_index(state, settings)) is not None:
+            own = index.offsets_of(BASE)
         self.ensure_leader()
         self._state_epoch = state.state_epoch
         now_ms = self.now_ms()
@@ -378,6 +401,69 @@ class SharePartitionLeader:
             self._state_machine = ready
         self.known_state = None
         dependencies.dead_letters.on_loaded(self, state.producer)
+        if self.fair_scan is not None:
+            self.reconfigure()
+            dependencies.on_lanes_changed(self.key)
+
+    # ------------------------------------------------------------------ fairness
+
+    def _join(self, base: SharePartitionLeader) -> None:
+        """Use the index of the share partition `BASE`, if this is a lane. Raises `UnknownTopicOrPartition` if `BASE` has
+        no lanes."""
+        if self.key.number not in LANES:
+            return
+        if base.fair_scan is None:
+            raise UnknownTopicOrPartition(f"{self.partition.name} has no lanes for this group")
+        self.index = base.index
+        base.fair_scan.attach(self)
+
+    def _start_beside(self, base: SharePartitionLeader) -> int:
+        """Return the offset at which this share partition begins without a state: that of `BASE`, which cannot move
+        before this one is loaded, or that of the first record in a lane."""
+        start = base.state_machine.ranges.start
+        if base.fair_scan is not None:
+            first = base.fair_scan.index.first_offset_of(self.key.number)
+            start = start if first is None else max(first, self.partition.start_offset)
+        return start
+
+    async def _load_fair_index(self, state: LoadedState, settings: ShareSettings) -> FairIndex | None:
+        """Read again which share partition has which offset, if the group is fair or has lanes."""
+        partition = self.partition
+        if self.topic_index is not None or not (settings.is_fair or state.isolations):
+            return None
+        persister = self._dependencies.persister
+        lanes = []
+        for number in {each.number for each in state.isolations}:
+            lane = await persister.read(self.key._replace(number=number), self.leader_epoch)
+            if lane is not None:
+                lanes.append(lane)
+        index = load_index(
+            state, lanes, settings, log_start=partition.start_offset, log_end=partition.end_offset
+        )
+        scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_lanes)
+        await scan.load()
+        self.fair_scan, self.index = scan, index
+        return index
+
+    def _notify_of_lanes(self) -> None:
+        self._dependencies.on_lanes_changed(self.key)
+
+    def _begin_fairness(self, machine: SharePartition) -> None:
+        """Let records of keys with a backlog go to lanes from now on. All that were leased stay in `BASE`."""
+        index = FairIndex(
+            max(machine.ranges.start, self.partition.start_offset),
+            (),
+            machine.ranges.end,
+            machine.settings.key_header,
+        )
+        index.append(machine.ranges.end)
+        machine.divide(index.offsets_of(BASE))
+        self.fair_scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_lanes)
+        self.index = index
+
+    def group_end(self) -> int:
+        """Return the offset below which the group may read the log."""
+        return self.partition.readable_end(_isolation_level(self.state_machine.settings))
 
     def end(self, error: MansioError) -> None:
         """End this object; requests that wait for it continue with a new object for the share partition."""
@@ -388,6 +474,8 @@ class SharePartitionLeader:
             self._timer.cancel()
             self._timer = None
         self._writes.end()  # their waiters find that this object has ended
+        if self.fair_scan is not None:
+            self.fair_scan.end(error)
         self._dependencies.dead_letters.on_closed(self)
         self._dependencies.on_end(self)
         self.wake()
@@ -418,7 +506,7 @@ class SharePartitionLeader:
             not partition.is_leader
             or partition.closed
             or partition.leader_epoch != self.leader_epoch
-            or self._dependencies.index_of(partition) is not self.index
+            or self._dependencies.index_of(partition) is not self.topic_index
         )
 
     async def wait_until_loaded(self) -> SharePartition:
@@ -493,6 +581,8 @@ class SharePartitionLeader:
         """Return the offset below which records can be leased: committed, covered by the index, and without records of
         open transactions if the group reads only committed ones."""
         end = self.partition.readable_end(_isolation_level(settings))
+        if self.fair_scan is not None:
+            self.fair_scan.advance(end)
         return end if self.index is None else min(end, self.index.end)
 
     def acquire(
@@ -581,13 +671,15 @@ class SharePartitionLeader:
             machine is None
             or self.end_error is not None
             or partition.start_offset != self._log_start
-            or not machine.has_short_path
             or not partition.is_leader
             or partition.closed
             or partition.leader_epoch != self.leader_epoch
             or partition.is_leadership_uncertain
-            or not machine.are_leased(member, accepted)
         ):
+            return None
+        if self.fair_scan is not None:
+            self.fair_scan.advance(self.group_end())
+        if not (machine.has_short_path and machine.are_leased(member, accepted)):
             return None
         settings = machine.settings
         if not max_records:
@@ -595,6 +687,8 @@ class SharePartitionLeader:
         if len(machine.ranges) + 2 * len(accepted) + 1 >= settings.in_flight_batches_max:
             return None  # each range may be split in three
         end = partition.readable_end(READ_COMMITTED if settings.is_committed_only else READ_UNCOMMITTED)
+        if self.index is not None:
+            end = min(end, self.index.end)
         freed_count = sum([last - first + 1 for first, last in accepted])
         first, last = machine.next_range(max_records, end, freed_count)
         if last < first:
@@ -869,7 +963,15 @@ class SharePartitionLeader:
     def reconfigure(self) -> None:
         """Apply the current settings of the group."""
         if self._state_machine is not None and self.end_error is None:
-            self._state_machine.reconfigure(self._dependencies.settings(self.key.group, self.partition))
+            machine, settings = (
+                self._state_machine,
+                self._dependencies.settings(self.key.group, self.partition),
+            )
+            machine.reconfigure(settings)
+            if self.fair_scan is not None:
+                self.fair_scan.reconfigure(settings)
+            elif settings.is_fair and self.key.number == BASE and self.topic_index is None:
+                self._begin_fairness(machine)
             self._set_timer()
             self.wake()
 

@@ -28,6 +28,7 @@ from mansio.config.share_group_config import (
     DELIVERY_COUNT_LIMIT,
     EARLIEST,
     ISOLATION_LEVEL,
+    KEY_HEADER,
     RECORD_LOCK_DURATION,
     RECORD_LOCKS_MAX,
     RENEW_ACKNOWLEDGE_ENABLE,
@@ -35,6 +36,7 @@ from mansio.config.share_group_config import (
     RETRY_BACKOFF_MAX,
     RETRY_BACKOFF_MULTIPLIER,
     RETRY_JITTER,
+    SHARE_FAIR,
     SHARE_ORDER,
     duration_ms,
     effective_value,
@@ -53,7 +55,7 @@ from mansio.errors import (
 from mansio.host.gather_results import gather_results
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
-from mansio.state.share_partition.types import BASE, Backoff, ShareKey, ShareSettings
+from mansio.state.share_partition.types import BASE, LANES, Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -154,7 +156,8 @@ class SharePartitionManager:
             refresh_settings,
             initial_offset,
             self._index_of,
-            self._base_start,
+            self._load_base,
+            self._forget_found,
             dead_letters or NoDeadLetters(),
             self._on_end,
         )
@@ -193,7 +196,7 @@ class SharePartitionManager:
                 partition.is_leader
                 and not partition.closed
                 and partition.leader_epoch == found.leader_epoch
-                and self._index_of(partition) is found.index
+                and self._index_of(partition) is found.topic_index
             ):
                 return found
         base = self.find_one(ShareKey(group, *place))
@@ -206,10 +209,11 @@ class SharePartitionManager:
     async def load(self, group: str, place: TopicIdPartition) -> SharePartitions:
         """Return the share partitions of a topic partition after their states are loaded. Raises the errors of `find`,
         and those with which a share partition ends."""
-        found = self.find(group, place)
-        if not found.is_loaded:
-            await found.wait_until_loaded()
-        return found
+        while True:
+            found = self.find(group, place)
+            if found.is_loaded:
+                return found
+            await found.wait_until_loaded()  # then a fair group may have more of them
 
     async def load_existing(self, group: str, place: TopicIdPartition) -> SharePartitions:
         """As `load`, but without creating a state. Raises `GroupIdNotFound` if there is none."""
@@ -260,20 +264,29 @@ class SharePartitionManager:
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
         index = self._index_of(partition)
-        if key.number not in ((BASE,) if index is None else index.numbers):
+        if key.number not in ((BASE, *LANES) if index is None else index.numbers):
             raise UnknownTopicOrPartition(f"{partition.name} has no share partition {key.number}")
         return self._create_and_load(key, partition)
 
-    async def _base_start(self, key: ShareKey) -> int:
-        """Return the start offset of the share partition `BASE`, which the others begin at as well. It cannot move
-        before they are loaded, because no record of `BASE` is delivered earlier."""
-        machine = await self.find_one(key._replace(number=BASE)).wait_until_loaded()
-        return machine.ranges.start
+    async def _load_base(self, key: ShareKey) -> SharePartitionLeader:
+        """Return the leader of the share partition `BASE` after its state is loaded, given another one."""
+        base = self.find_one(key._replace(number=BASE))
+        await base.wait_until_loaded()
+        return base
 
-    def keys_of(self, key: ShareKey) -> list[ShareKey]:
+    def _forget_found(self, key: ShareKey) -> None:
+        """Let `find` collect the share partitions of a topic partition again, given one of them."""
+        if (places := self._found.get(key.group)) is not None:
+            places.pop((key.topic_id, key.partition), None)
+            if not places:
+                del self._found[key.group]
+
+    async def keys_of(self, key: ShareKey) -> list[ShareKey]:
         """Return the keys of all share partitions of a topic partition of which the group may have state, that of
         `BASE` first, given one of them."""
-        return [key._replace(number=number) for number in self._indexes.numbers_of(key.topic_id)]
+        summary = await self.persister.summary(key._replace(number=BASE))
+        lanes = () if summary is None else summary.lanes
+        return [key._replace(number=number) for number in (*self._indexes.numbers_of(key.topic_id), *lanes)]
 
     def settings_of(self, group: str, partition: Partition) -> ShareSettings:
         """Return the settings of a group for a partition."""
@@ -309,10 +322,7 @@ class SharePartitionManager:
         if self._share_partitions.get(key) is not share_partition:
             return
         del self._share_partitions[key]
-        if (places := self._found.get(key.group)) is not None:
-            places.pop((key.topic_id, key.partition), None)
-            if not places:
-                del self._found[key.group]
+        self._forget_found(key)
         _remove_from_index(self._by_group, key.group, key)
         _remove_from_index(self._by_partition, (key.topic_id, key.partition), key)
         error = share_partition.end_error
@@ -376,7 +386,8 @@ class SharePartitionManager:
     async def delete(self, key: ShareKey) -> None:
         """Delete the states of a topic partition's share partitions, given one of them, whose group or topic was
         deleted."""
-        for one in self.keys_of(key):
+        # In reverse: without the state of `BASE`, the others are not known to a repeated deletion.
+        for one in (await self.keys_of(key))[::-1]:
             self.drop(one)
             await self.persister.delete(one)
             self.drop(one)
@@ -388,7 +399,7 @@ class SharePartitionManager:
         Deleting the state earlier would lose these dead letters. Raises `NonEmptyGroup` after
         `DEAD_LETTER_WAIT_MS_MAX`."""
         until_ms = self._now_ms() + DEAD_LETTER_WAIT_MS_MAX
-        for one in self.keys_of(key):
+        for one in await self.keys_of(key):
             while (summary := await self.persister.summary(one)) is not None and summary.is_archiving:
                 if self._now_ms() >= until_ms:
                     raise NonEmptyGroup(f"group {key.group!r} has dead letters that are not written yet")
@@ -522,6 +533,8 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
         ),
         is_ordered_by_key=order == "key",
         is_committed_only=effective_value(ISOLATION_LEVEL, configs) == "read_committed",
+        key_header=effective_value(KEY_HEADER, configs),
+        is_fair=effective_value(SHARE_FAIR, configs) == "true" and order == "none",
     )
 
 

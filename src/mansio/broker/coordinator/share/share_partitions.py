@@ -1,4 +1,4 @@
-"""The share partitions of one topic partition and one group: one, or as many as the index of the topic partition has.
+"""The share partitions of one topic partition and one group: one, or as many as their index has.
 
 The index (`ShareIndex`) says which share partition has an offset, and in which order records of them are acquired. The
 results of several share partitions are merged, because a response has one list of acquired ranges and one sequence of
@@ -14,12 +14,12 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CoordinatorLoadInProgress, MansioError
 from mansio.state.share_partition.in_flight import NOT_PENDING
 from mansio.state.share_partition.share_index import split_acknowledgements
-from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, RedriveResult
+from mansio.state.share_partition.types import ACCEPT, ACQUIRED, ARCHIVED, REJECT, RedriveResult
 from mansio.storage.segment_list import LogSlice
 from mansio.tracebacks import copied, without_traceback
 
@@ -50,20 +50,38 @@ class LeaseRange:
     lease_ms: int
 
 
+class HeldLeases(NamedTuple):
+    """Number of records, and the sum of the times for which they are leased, in ms."""
+
+    records: int
+    held_ms: float
+
+
 class SharePartitions:
     """The leaders of the share partitions of one topic partition and one group, in the order of its index. All methods
     run on the broker's event loop.
 
     A leader that has ended is not replaced: `SharePartitionManager.find` then returns another object."""
 
-    __slots__ = ("_by_number", "_order", "index", "is_loaded", "leader_epoch", "leaders", "partition")
+    __slots__ = (
+        "_by_number",
+        "_order",
+        "index",
+        "is_loaded",
+        "leader_epoch",
+        "leaders",
+        "partition",
+        "topic_index",
+    )
 
     def __init__(self, leaders: Sequence[SharePartitionLeader]) -> None:
         """`leaders`: at least one, all with the same index."""
         self.leaders = tuple(leaders)
         self.partition = leaders[0].partition
         self.leader_epoch = leaders[0].leader_epoch
-        self.index = leaders[0].index
+        self.topic_index = leaders[0].topic_index
+        self.index = leaders[0].index if len(leaders) > 1 else None
+        """The index of the share partitions; None if there is only one."""
         self.is_loaded = False
         """Whether it is known that the states of all share partitions are loaded."""
         self._by_number = {leader.key.number: leader for leader in leaders}
@@ -209,9 +227,12 @@ class SharePartitions:
         try:
             for number, part in parts.items():
                 leader = self._by_number[number]
+                held = _held_leases(leader, part)
                 update = leader.call_machine(leader.acknowledge, member, part)
                 if update is not None:
                     updates.append((leader, update))
+                if self._order is not None and held.records:
+                    self._order.record_end(number, *held)
         except MansioError:
             # All acknowledgements were checked, so this is a defect. The changes that were applied must be stored.
             for leader, update in updates:
@@ -246,6 +267,22 @@ class SharePartitions:
                 total = RedriveResult(*map(sum, zip(total, result, strict=True)))
             dead += leader.state_machine.counts(leader.now_ms()).dead
         return total, dead
+
+
+def _held_leases(leader: SharePartitionLeader, batches: Sequence[AcknowledgementBatch]) -> HeldLeases:
+    """Return how many of the records are accepted or rejected, and for how long they have been leased together."""
+    machine, now_ms = leader.state_machine, leader.now_ms()
+    records, held_ms = 0, 0.0
+    for batch in batches:
+        if ACCEPT not in batch.types and REJECT not in batch.types:
+            continue
+        for each in machine.ranges.overlapping(batch.first, batch.last):
+            if each.state == ACQUIRED:
+                size = min(each.last, batch.last) - max(each.first, batch.first) + 1
+                began_ms = each.deadline_ms - each.duration_ms(machine.settings.lock_ms)
+                records += size
+                held_ms += size * max(now_ms - began_ms, 0.0)
+    return HeldLeases(records, held_ms)
 
 
 def _leased_ranges(leader: SharePartitionLeader, ranges_max: int) -> list[LeaseRange]:

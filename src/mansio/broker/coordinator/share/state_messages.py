@@ -282,11 +282,7 @@ def _encode_result(api_key: int, state_request: StateRequestEntry, result: State
                 + _SUMMARY_RESULT.pack(0, UNCHANGED, UNCHANGED, UNCHANGED)
                 + encode_tagged_fields({_ABSENT_TAG: _TRUE})
             )
-        return (
-            start
-            + _SUMMARY_RESULT.pack(*summary[:4])
-            + encode_tagged_fields(_summary_fields(summary))
-        )
+        return start + _SUMMARY_RESULT.pack(*summary[:4]) + encode_tagged_fields(_summary_fields(summary))
     return start + NO_TAGGED_FIELDS
 
 

@@ -74,6 +74,9 @@ class PriorityShares:
             due += total - own - (SHARE_RECORDS - 1) * own
             self._due[priority] = max(due, 0) if is_waiting else 0
 
+    def record_end(self, number: int, records: int, held_ms: float) -> None:
+        """Do nothing: deliveries are divided by their number."""
+
     @staticmethod
     def free_locks(number: int, leased: Mapping[int, int], locks_max: int) -> int:
         """Return how many more records of a priority may be leased, if `leased` are now, and at most `locks_max` in

@@ -25,7 +25,7 @@ from mansio.errors import (
 )
 from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acls import Operation, ResourceType
-from mansio.state.share_partition.types import BASE, ShareKey
+from mansio.state.share_partition.types import BASE, LANES, ShareKey
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class ShareOffsetService:
         summary = await manager.persister.summary(key)
         if summary is None:
             return ShareOffset(key.partition)
-        start, others = summary.start_offset, manager.keys_of(key)[1:]
+        start, others = summary.start_offset, (await manager.keys_of(key))[1:]
         for other in others:
             if (more := await manager.persister.summary(other)) is not None:
                 start = min(start, more.start_offset)
@@ -271,9 +271,13 @@ class ShareOffsetService:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
         await manager.wait_until_dead_lettered(key)
-        for one in manager.keys_of(key):  # a state that does not exist yet begins where the first one does
+        # In reverse, because only the state of `BASE` says that there are lanes: without a state, a lane begins with its
+        # next isolation, and any other one where `BASE` does.
+        for one in (await manager.keys_of(key))[::-1]:
             summary = await manager.persister.summary(one)
-            if summary is not None or one.number == BASE:
+            if one.number in LANES:
+                await manager.persister.delete(one)
+            elif summary is not None or one.number == BASE:
                 state_epoch = 0 if summary is None else summary.state_epoch + 1
                 await manager.persister.initialize(one, state_epoch, start_offset)
             manager.drop(one)

@@ -32,7 +32,7 @@ from mansio.state.share_partition.offset_numbers import NumberedOffsets, Numbere
 from mansio.state.share_partition.types import BASE, LANES, OPEN_END, Isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     Isolations = tuple[Isolation, ...]
     Keys = Sequence[tuple[int, bytes | None]]
@@ -53,8 +53,8 @@ _DIGEST_PREFIX: Final = b"\xff\x00sha256\x00"
 
 
 class _IsolatedKey:
-    """The isolations of one key, ascending; only the last one may be open. `last`: offset of its last record in a lane,
-    -1 for none."""
+    """The isolations of one key, ascending; only the last one may be open. `last`: offset of its last record in a
+    lane."""
 
     __slots__ = ("isolations", "last")
 
@@ -156,7 +156,9 @@ class FairIndex(OffsetNumbers):
 
     def next_isolated_offset(self, offset: int) -> int:
         """Return the first offset from this one on that an isolation contains."""
-        return min((max(each.first, offset) for each in self.isolations if each.end > offset), default=OPEN_END)
+        return min(
+            (max(each.first, offset) for each in self.isolations if each.end > offset), default=OPEN_END
+        )
 
     def _weight_of(self, number: int) -> int:
         """Return the number of keys with records that wait in a share partition, at least 1."""
@@ -245,7 +247,11 @@ class FairIndex(OffsetNumbers):
                 first, last, lane = offset, offset, number
                 continue
             count = counts.get(key, 0) + 1
-            if count > backlog_max and offset >= decided and (change := self._isolate(key, offset)) is not None:
+            if (
+                count > backlog_max
+                and offset >= decided
+                and (change := self._isolate(key, offset)) is not None
+            ):
                 end = offset
                 break
             counts[key] = count
@@ -291,10 +297,13 @@ class FairIndex(OffsetNumbers):
 
     def _kept_isolations(self) -> Isolations:
         """Return the isolations without those whose records are all done, but for the last one of each lane, which says
-        that the lane may have a state. Those that are kept begin at the first record that is not done."""
+        that the lane may have a state. Those that are kept begin where a record is not done, but not behind the last one
+        of the key."""
         newest = {each.number: each for each in self.isolations}
         return tuple(
-            each._replace(first=max(each.first, min(self.start, each.end)))
+            each._replace(
+                first=max(each.first, min(self.start, each.end, self._isolated[each.header, each.key].last))
+            )
             for each in self.isolations
             if each.end > self.start or newest[each.number] is each
         )
@@ -322,7 +331,7 @@ class FairIndex(OffsetNumbers):
             name = (each.header, each.key)
             key = self._isolated.setdefault(name, _IsolatedKey())
             key.isolations.append(each)
-            key.see(last.get(name, -1))
+            key.see(max(last.get(name, -1), each.first))  # the isolation begins with a record of the key
             if each.end == OPEN_END:
                 self._lanes.add(each.number)
 
