@@ -34,9 +34,9 @@ from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
+    BACKLOG_QUEUES,
     LoadedState,
     ShareKey,
-    LANES,
     ShareSummary,
     StateBatch,
     Update,
@@ -140,7 +140,16 @@ ANSWERS = st.builds(
     st.none() | st.text(max_size=5),
     INT64,
     st.none() | STATES,
-    st.none() | st.builds(ShareSummary, INT32, INT32, INT64, INT32, st.booleans(), st.sets(st.sampled_from(LANES)).map(tuple)),
+    st.none()
+    | st.builds(
+        ShareSummary,
+        INT32,
+        INT32,
+        INT64,
+        INT32,
+        st.booleans(),
+        st.sets(st.sampled_from(BACKLOG_QUEUES)).map(tuple),
+    ),
 )
 
 

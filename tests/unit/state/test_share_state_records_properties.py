@@ -28,7 +28,7 @@ from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
     AVAILABLE,
-    LANES,
+    BACKLOG_QUEUES,
     NUMBER_MAX,
     DeadLetterReservation,
     DeadRange,
@@ -85,7 +85,7 @@ ANY_CHANGES = st.builds(
 )
 ISOLATIONS = st.builds(
     lambda number, first, size, header, key: Isolation(number, first, first + size, header, key),
-    st.sampled_from(LANES),
+    st.sampled_from(BACKLOG_QUEUES),
     st.integers(0, 2**40),
     st.integers(0, 2**40),
     TEXT,

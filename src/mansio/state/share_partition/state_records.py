@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.state.share_partition.types import (
     ARCHIVED,
-    LANES,
+    BACKLOG_QUEUES,
     NUMBER_MAX,
     DeadLetterReservation,
     DeadRange,
@@ -423,8 +423,8 @@ def _encode_isolation(isolation: Isolation) -> bytes:
 def _read_isolation(reader: Reader) -> Isolation:
     number, first, end = reader.unpack(_ISOLATION)
     isolation = Isolation(number, first, end, reader.read_string(), reader.read_bytes())
-    if number not in LANES or not 0 <= first <= end:
-        reader.raise_corrupt_log("invalid lane or range of offsets")
+    if number not in BACKLOG_QUEUES or not 0 <= first <= end:
+        reader.raise_corrupt_log("invalid backlog queue or range of offsets")
     return isolation
 
 

@@ -54,8 +54,8 @@ first."""
 NUMBER_MAX: Final = 127
 """Maximum number of a share partition, which is stored in seven bits."""
 
-LANES: Final = range(16, 32)
-"""The numbers of lanes: share partitions with the records of isolated keys (`fairness`)."""
+BACKLOG_QUEUES: Final = range(16, 32)
+"""The numbers of backlog queues: share partitions with the records of isolated keys (`fairness`)."""
 
 OPEN_END: Final = 2**63 - 1
 """End of an isolation that has not ended."""
@@ -149,7 +149,7 @@ class DeadLetterReservation(NamedTuple):
 
 
 class Isolation(NamedTuple):
-    """The records of a group key at the offsets `first` to below `end` are in the lane `number`.
+    """The records of a group key at the offsets `first` to below `end` are in the backlog queue `number`.
 
     `header`: name of the header that has the group key; empty if it is the record's key. `key`: the group key, or its
     digest (`fair_index.key_id`).
@@ -258,7 +258,7 @@ class ShareSummary(NamedTuple):
     """Epochs and progress of a share partition, from which its lag is computed.
 
     `done_count`: number of offsets at or above `start_offset` that are done. `is_archiving`: some records are not
-    copied to the dead-letter topic yet. `lanes`: numbers of the lanes that may have a state.
+    copied to the dead-letter topic yet. `queues`: numbers of the backlog queues that may have a state.
     """
 
     state_epoch: int
@@ -266,7 +266,7 @@ class ShareSummary(NamedTuple):
     start_offset: int
     done_count: int
     is_archiving: bool = False
-    lanes: tuple[int, ...] = ()
+    queues: tuple[int, ...] = ()
 
 
 class AcquiredRange(NamedTuple):

@@ -7,13 +7,13 @@ of many keys takes no memory.
 
 Invariants:
 * At most one change of the isolations is being stored. Nothing is read meanwhile, because it decides about the numbers.
-* A lane without records and without isolated key is not in use: then a group with fairness costs what any other does.
+* A backlog queue without records and without isolated key is not in use: then a group with fairness costs what any other does.
 * A damaged batch stops the reading, as it does with order by key: the keys behind it decide about numbers, too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from mansio.errors import UNREADABLE_CONTENT, MansioError, Unavailable
 from mansio.state.share_partition.fairness.fair_index import FairIndex
@@ -25,9 +25,19 @@ from mansio.wire.batch.record_reader import read_group_keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
+    from mansio.broker.partition.partition import Partition
     from mansio.ports import Scheduler, Timer
-    from mansio.state.share_partition.types import Isolation, LoadedState, ShareSettings
+    from mansio.state.share_partition.machine import SharePartition
+    from mansio.state.share_partition.types import (
+        Isolation,
+        LoadedState,
+        ShareCounts,
+        ShareKey,
+        ShareSettings,
+        Update,
+    )
+
+T = TypeVar("T")
 
 SCANNED_RECORDS_MAX: Final = 2_000
 """Number of records whose keys are read in one turn of the event loop; a batch may exceed it."""
@@ -39,6 +49,27 @@ REVIEW_INTERVAL_MS: Final = 1_000
 """Interval in which isolations that are not needed any more are ended, while there are any."""
 
 
+class FairLeader(Protocol):
+    """The leader of a share partition of a fair group; implemented by `partition_leader.SharePartitionLeader`."""
+
+    key: ShareKey
+    partition: Partition
+    end_error: MansioError | None
+
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def has_writes(self) -> bool: ...
+    @property
+    def state_machine(self) -> SharePartition: ...
+    def counts(self) -> ShareCounts: ...
+    def group_end(self) -> int: ...
+    def call_machine(self, method: Callable[..., T], *args: Any) -> T: ...
+    def store(self, updates: Sequence[Update], on_stored: Callable[[MansioError | None], None]) -> None: ...
+    def wake(self) -> None: ...
+    def end(self, error: MansioError) -> None: ...
+
+
 class FairScan:
     """The keys of one topic partition for one fair group. All methods run on the broker's event loop."""
 
@@ -46,9 +77,9 @@ class FairScan:
         "_error",
         "_is_scheduled",
         "_is_storing",
-        "_lanes",
         "_leader",
-        "_on_lanes_changed",
+        "_on_queues_changed",
+        "_queues",
         "_review_timer",
         "_scheduler",
         "index",
@@ -56,17 +87,17 @@ class FairScan:
 
     def __init__(
         self,
-        leader: SharePartitionLeader,
+        leader: FairLeader,
         index: FairIndex,
         scheduler: Scheduler,
-        on_lanes_changed: Callable[[], None],
+        on_queues_changed: Callable[[], None],
     ) -> None:
-        """`leader`: of the share partition `BASE`. `on_lanes_changed` is called when a lane is added or removed."""
+        """`leader`: of the share partition `BASE`. `on_queues_changed` is called when a backlog queue is added or removed."""
         self.index = index
         self._leader = leader
         self._scheduler = scheduler
-        self._on_lanes_changed = on_lanes_changed
-        self._lanes: dict[int, SharePartitionLeader] = {}
+        self._on_queues_changed = on_queues_changed
+        self._queues: dict[int, FairLeader] = {}
         self._is_scheduled = False
         self._is_storing = False
         self._error: MansioError | None = None
@@ -77,20 +108,20 @@ class FairScan:
         """Why the next batch cannot be read; None if it can, or was not tried."""
         return self._error
 
-    # ------------------------------------------------------------------ lanes
+    # ------------------------------------------------------------------ backlog queues
 
-    def attach(self, lane: SharePartitionLeader) -> None:
-        """Add the leader of a lane, or replace it."""
-        self._lanes[lane.key.number] = lane
+    def attach(self, queue: FairLeader) -> None:
+        """Add the leader of a backlog queue, or replace it."""
+        self._queues[queue.key.number] = queue
 
     def end(self, error: MansioError) -> None:
-        """End the lanes together with `BASE`: the next leader decides about the numbers again."""
+        """End the backlog queues together with `BASE`: the next leader decides about the numbers again."""
         if self._review_timer is not None:
             self._review_timer.cancel()
             self._review_timer = None
-        lanes, self._lanes = self._lanes, {}
-        for lane in lanes.values():
-            lane.end(error)
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.end(error)
 
     # ------------------------------------------------------------------ reading
 
@@ -197,7 +228,7 @@ class FairScan:
                 self.index.apply(isolations)
                 self._set_review_timer()
                 if self.index.numbers != before:
-                    self._on_lanes_changed()
+                    self._on_queues_changed()
                 self.reconfigure(leader.state_machine.settings)
                 self._schedule()
                 leader.wake()
@@ -215,39 +246,39 @@ class FairScan:
     def _note_progress(self) -> None:
         index = self.index
         index.note_progress(BASE, self._leader.state_machine.ranges.end)
-        for number, lane in self._lanes.items():
-            if lane.is_ready:
-                index.note_progress(number, lane.state_machine.ranges.end)
+        for number, queue in self._queues.items():
+            if queue.is_ready:
+                index.note_progress(number, queue.state_machine.ranges.end)
 
     def _review(self) -> None:
-        """End isolations whose records are delivered, and remove lanes that are not needed any more."""
+        """End isolations whose records are delivered, and remove backlog queues that are not needed any more."""
         self._review_timer = None
         leader, index = self._leader, self.index
         if not leader.is_ready:
             self._set_review_timer()
             return
         self._note_progress()
-        lanes = [lane for number, lane in self._lanes.items() if number in index.numbers]
-        if len(lanes) == len(index.numbers) - 1 and all(lane.is_ready for lane in lanes):
-            index.drop_below(min(each.state_machine.lowest_offset for each in (leader, *lanes)))
-            unused = [lane for lane in lanes if self._is_unused(lane)]
-            for lane in unused:
-                index.retire(lane.key.number)
+        queues = [queue for number, queue in self._queues.items() if number in index.numbers]
+        if len(queues) == len(index.numbers) - 1 and all(queue.is_ready for queue in queues):
+            index.drop_below(min(each.state_machine.lowest_offset for each in (leader, *queues)))
+            unused = [queue for queue in queues if self._is_unused(queue)]
+            for queue in unused:
+                index.retire(queue.key.number)
             if unused:
-                self._on_lanes_changed()
+                self._on_queues_changed()
         if not self._is_storing:
             self._store(index.close_drained())
         self._set_review_timer()
 
-    def _is_unused(self, lane: SharePartitionLeader) -> bool:
-        counts = lane.counts()
+    def _is_unused(self, queue: FairLeader) -> bool:
+        counts = queue.counts()
         return not (
-            self.index.has_open_isolation_of(lane.key.number)
+            self.index.has_open_isolation_of(queue.key.number)
             or counts.lag
             or counts.leased
             or counts.dead
             or counts.archiving
-            or lane.has_writes
+            or queue.has_writes
         )
 
 
@@ -258,11 +289,16 @@ def decided_end_of(state: LoadedState, log_end: int) -> int:
 
 
 def load_index(
-    state: LoadedState, lanes: Sequence[LoadedState], settings: ShareSettings, *, log_start: int, log_end: int
+    state: LoadedState,
+    queues: Sequence[LoadedState],
+    settings: ShareSettings,
+    *,
+    log_start: int,
+    log_end: int,
 ) -> FairIndex:
-    """Return the index of a fair group with the stored isolations, before the log is read. `lanes`: the stored states
-    of the lanes."""
-    states = (state, *lanes)
+    """Return the index of a fair group with the stored isolations, before the log is read. `queues`: the stored states
+    of the backlog queues."""
+    states = (state, *queues)
     lowest = min(min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states)
     ends = [decided_end_of(each, log_end) for each in states]
     ends += [each.end for each in state.isolations if each.end != OPEN_END]

@@ -46,7 +46,7 @@ from mansio.state.share_partition.dead_letters import count_offsets
 from mansio.state.share_partition.fairness.fair_index import FairIndex
 from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
-from mansio.state.share_partition.types import BASE, LANES, RENEW, LoadedState
+from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, RENEW, LoadedState
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
@@ -156,7 +156,7 @@ class ShareDependencies:
     changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
     partition. `index_of`: returns the index of a partition's share partitions, the same object as long as it is valid;
     None if there is only one. `load_base`: returns the leader of the share partition `BASE` of another one after its
-    state is loaded. `on_lanes_changed`: called with the key of the share partition `BASE` of a fair group when lanes are
+    state is loaded. `on_queues_changed`: called with the key of the share partition `BASE` of a fair group when backlog queues are
     added or removed. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
@@ -169,7 +169,7 @@ class ShareDependencies:
     initial_offset: Callable[[str, Partition], int]
     index_of: Callable[[Partition], ShareIndex | None]
     load_base: Callable[[ShareKey], Awaitable[SharePartitionLeader]]
-    on_lanes_changed: Callable[[ShareKey], None]
+    on_queues_changed: Callable[[ShareKey], None]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
@@ -403,23 +403,23 @@ class SharePartitionLeader:
         dependencies.dead_letters.on_loaded(self, state.producer)
         if self.fair_scan is not None:
             self.reconfigure()
-            dependencies.on_lanes_changed(self.key)
+            dependencies.on_queues_changed(self.key)
 
     # ------------------------------------------------------------------ fairness
 
     def _join(self, base: SharePartitionLeader) -> None:
-        """Use the index of the share partition `BASE`, if this is a lane. Raises `UnknownTopicOrPartition` if `BASE` has
-        no lanes."""
-        if self.key.number not in LANES:
+        """Use the index of the share partition `BASE`, if this is a backlog queue. Raises `UnknownTopicOrPartition` if `BASE` has
+        no backlog queues."""
+        if self.key.number not in BACKLOG_QUEUES:
             return
         if base.fair_scan is None:
-            raise UnknownTopicOrPartition(f"{self.partition.name} has no lanes for this group")
+            raise UnknownTopicOrPartition(f"{self.partition.name} has no backlog queues for this group")
         self.index = base.index
         base.fair_scan.attach(self)
 
     def _start_beside(self, base: SharePartitionLeader) -> int:
         """Return the offset at which this share partition begins without a state: that of `BASE`, which cannot move
-        before this one is loaded, or that of the first record in a lane."""
+        before this one is loaded, or that of the first record in a backlog queue."""
         start = base.state_machine.ranges.start
         if base.fair_scan is not None:
             first = base.fair_scan.index.first_offset_of(self.key.number)
@@ -427,29 +427,29 @@ class SharePartitionLeader:
         return start
 
     async def _load_fair_index(self, state: LoadedState, settings: ShareSettings) -> FairIndex | None:
-        """Read again which share partition has which offset, if the group is fair or has lanes."""
+        """Read again which share partition has which offset, if the group is fair or has backlog queues."""
         partition = self.partition
         if self.topic_index is not None or not (settings.is_fair or state.isolations):
             return None
         persister = self._dependencies.persister
-        lanes = []
+        queues = []
         for number in {each.number for each in state.isolations}:
-            lane = await persister.read(self.key._replace(number=number), self.leader_epoch)
-            if lane is not None:
-                lanes.append(lane)
+            queue = await persister.read(self.key._replace(number=number), self.leader_epoch)
+            if queue is not None:
+                queues.append(queue)
         index = load_index(
-            state, lanes, settings, log_start=partition.start_offset, log_end=partition.end_offset
+            state, queues, settings, log_start=partition.start_offset, log_end=partition.end_offset
         )
-        scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_lanes)
+        scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         await scan.load()
         self.fair_scan, self.index = scan, index
         return index
 
-    def _notify_of_lanes(self) -> None:
-        self._dependencies.on_lanes_changed(self.key)
+    def _notify_of_queues(self) -> None:
+        self._dependencies.on_queues_changed(self.key)
 
     def _begin_fairness(self, machine: SharePartition) -> None:
-        """Let records of keys with a backlog go to lanes from now on. All that were leased stay in `BASE`."""
+        """Let records of keys with a backlog go to backlog queues from now on. All that were leased stay in `BASE`."""
         index = FairIndex(
             max(machine.ranges.start, self.partition.start_offset),
             (),
@@ -458,7 +458,7 @@ class SharePartitionLeader:
         )
         index.append(machine.ranges.end)
         machine.divide(index.offsets_of(BASE))
-        self.fair_scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_lanes)
+        self.fair_scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         self.index = index
 
     def group_end(self) -> int:

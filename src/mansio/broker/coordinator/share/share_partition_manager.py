@@ -55,7 +55,7 @@ from mansio.errors import (
 from mansio.host.gather_results import gather_results
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
-from mansio.state.share_partition.types import BASE, LANES, Backoff, ShareKey, ShareSettings
+from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -264,7 +264,7 @@ class SharePartitionManager:
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
         index = self._index_of(partition)
-        if key.number not in ((BASE, *LANES) if index is None else index.numbers):
+        if key.number not in ((BASE, *BACKLOG_QUEUES) if index is None else index.numbers):
             raise UnknownTopicOrPartition(f"{partition.name} has no share partition {key.number}")
         return self._create_and_load(key, partition)
 
@@ -285,8 +285,8 @@ class SharePartitionManager:
         """Return the keys of all share partitions of a topic partition of which the group may have state, that of
         `BASE` first, given one of them."""
         summary = await self.persister.summary(key._replace(number=BASE))
-        lanes = () if summary is None else summary.lanes
-        return [key._replace(number=number) for number in (*self._indexes.numbers_of(key.topic_id), *lanes)]
+        queues = () if summary is None else summary.queues
+        return [key._replace(number=number) for number in (*self._indexes.numbers_of(key.topic_id), *queues)]
 
     def settings_of(self, group: str, partition: Partition) -> ShareSettings:
         """Return the settings of a group for a partition."""

@@ -61,7 +61,7 @@ _DELIVERY_COMPLETE_COUNT_TAG: Final = 1028
 _EPOCHS_TAG: Final = 1029
 _ARCHIVING_TAG: Final = 1030
 _NUMBER_TAG: Final = 1031
-_LANES_TAG: Final = 1032
+_BACKLOG_QUEUES_TAG: Final = 1032
 
 # Number of the same field in a record of the topic.
 _DELIVERY_COMPLETE_COUNT_RECORD_TAG: Final = 0
@@ -288,8 +288,8 @@ def _encode_result(api_key: int, state_request: StateRequestEntry, result: State
 
 def _summary_fields(summary: ShareSummary) -> dict[int, bytes]:
     fields = {_ARCHIVING_TAG: _TRUE} if summary.is_archiving else {}
-    if summary.lanes:
-        fields[_LANES_TAG] = bytes(summary.lanes)
+    if summary.queues:
+        fields[_BACKLOG_QUEUES_TAG] = bytes(summary.queues)
     return fields
 
 
@@ -335,7 +335,8 @@ def _decode_result(api_key: int, reader: Reader) -> StateResult:
             None
             if _ABSENT_TAG in tags_found
             else found._replace(
-                is_archiving=_ARCHIVING_TAG in tags_found, lanes=tuple(tags_found.get(_LANES_TAG, b""))
+                is_archiving=_ARCHIVING_TAG in tags_found,
+                queues=tuple(tags_found.get(_BACKLOG_QUEUES_TAG, b"")),
             )
         )
         return StateResult(error_code, message, summary=summary)

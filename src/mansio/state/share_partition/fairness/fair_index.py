@@ -1,13 +1,13 @@
 """Which share partition of a fair group has which offset of a topic partition.
 
 Records wait in the share partition `BASE` in the order of the log, as in a group without fairness. When more than a
-few records of one group key wait there, the key is *isolated*: its later records are in a *lane*, a share partition of
-its own (`types.LANES`), so that those of other keys do not wait for them (`fair_order` divides the deliveries). When all
-records of the key in the lane are delivered, its next ones are in `BASE` again.
+few records of one group key wait there, the key is *isolated*: its later records are in a *backlog queue*, a share partition of
+its own (`types.BACKLOG_QUEUES`), so that those of other keys do not wait for them (`fair_order` divides the deliveries). When all
+records of the key in the backlog queue are delivered, its next ones are in `BASE` again.
 
         start        delivered                end           readable end
           | done or leased | waiting in BASE    | keys not read: not offered
-          |                | and in lanes       |
+          |                | and in backlog queues       |
 
 The leader reads the keys of the log in the order of the offsets (`add`). The numbers of offsets are not stored: the
 isolations are, in the state of `BASE`, and the numbers follow from them and the log.
@@ -16,8 +16,8 @@ Invariants:
 * No record is leased whose number is not decided (`end`), and no number changes once it is.
 * A change of the isolations is stored before it takes effect: `add` stops at its offset and returns it, and `apply`
   continues. So a leader that loads the state finds the same numbers below `decided_end`.
-* An isolation begins at or above each offset of its lane that was leased or passed before.
-* The records of a key that wait in `BASE` are at most `_backlog_max`, as long as a lane may be added.
+* An isolation begins at or above each offset of its backlog queue that was leased or passed before.
+* The records of a key that wait in `BASE` are at most `_backlog_max`, as long as a backlog queue may be added.
 * At most `ISOLATIONS_MAX` isolations are stored.
 """
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from mansio.state.share_partition.fairness.fair_order import FairOrder
 from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange, OffsetNumbers
-from mansio.state.share_partition.types import BASE, LANES, OPEN_END, Isolation
+from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, OPEN_END, Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ BACKLOG_MAX: Final = 64
 
 ISOLATED_KEYS_SCALE: Final = 16
 """The allowed backlog grows with the square of the number of isolated keys; with this number it is four times
-`BACKLOG_MAX`. So keys with a large backlog find a lane, even if many have a small one."""
+`BACKLOG_MAX`. So keys with a large backlog find a backlog queue, even if many have a small one."""
 
 ISOLATIONS_MAX: Final = 256
 
@@ -54,7 +54,7 @@ _DIGEST_PREFIX: Final = b"\xff\x00sha256\x00"
 
 class _IsolatedKey:
     """The isolations of one key, ascending; only the last one may be open. `last`: offset of its last record in a
-    lane."""
+    backlog queue."""
 
     __slots__ = ("isolations", "last")
 
@@ -73,7 +73,7 @@ class _IsolatedKey:
         return self.isolations[-1].end == OPEN_END
 
     def see(self, offset: int) -> None:
-        """Note a record of the key in a lane."""
+        """Note a record of the key in a backlog queue."""
         self.last = offset
 
 
@@ -85,8 +85,8 @@ class FairIndex(OffsetNumbers):
         "_counts_of_keys",
         "_delivered",
         "_isolated",
-        "_lanes",
         "_order",
+        "_queues",
         "decided_end",
         "header",
         "is_active",
@@ -112,20 +112,20 @@ class FairIndex(OffsetNumbers):
         self._batches: deque[tuple[int, int, dict[bytes, int]]] = deque()
         """The same for each part of the log that was added at once: its end, number of records, and those by key."""
         self._delivered: dict[int, int] = {}
-        """By lane, the offset below which its records were delivered."""
-        self._lanes: set[int] = set()
+        """By backlog queue, the offset below which its records were delivered."""
+        self._queues: set[int] = set()
         self._isolated: dict[tuple[str, bytes], _IsolatedKey] = {}
         self._order = FairOrder(self._weight_of)
         self.isolations: Isolations = ()
         self.apply(isolations)
-        self._lanes = {each.number for each in isolations if each.end > start}
+        self._queues = {each.number for each in isolations if each.end > start}
 
     # Queries
 
     @property
     def numbers(self) -> Sequence[int]:
-        """`BASE` and the lanes in use, ascending."""
-        return (BASE, *sorted(self._lanes))
+        """`BASE` and the backlog queues in use, ascending."""
+        return (BASE, *sorted(self._queues))
 
     @property
     def isolated_count(self) -> int:
@@ -146,7 +146,7 @@ class FairIndex(OffsetNumbers):
         return self._order
 
     def first_offset_of(self, number: int) -> int | None:
-        """Return the offset at which a lane without state begins; None if no key was isolated in it."""
+        """Return the offset at which a backlog queue without state begins; None if no key was isolated in it."""
         return min((each.first for each in self.isolations if each.number == number), default=None)
 
     def headers_at(self, offset: int) -> set[str]:
@@ -193,12 +193,12 @@ class FairIndex(OffsetNumbers):
                     counts[key] -= count
 
     def retire(self, number: int) -> None:
-        """Remove a lane whose records are all done, and that has no open isolation. It is added again with its next
+        """Remove a backlog queue whose records are all done, and that has no open isolation. It is added again with its next
         isolation."""
-        self._lanes.discard(number)
+        self._queues.discard(number)
 
     def has_open_isolation_of(self, number: int) -> bool:
-        """Whether a key is isolated in this lane now."""
+        """Whether a key is isolated in this backlog queue now."""
         return any(each.end == OPEN_END and each.number == number for each in self.isolations)
 
     # Changes of the isolations, which are to be stored
@@ -220,8 +220,8 @@ class FairIndex(OffsetNumbers):
         header, backlog_max = self.header, self._backlog_max()
         added: dict[bytes, int] = {}
         records = 0
-        first = last = -1  # offsets of the lane `lane`, one after the other
-        lane = BASE
+        first = last = -1  # offsets of the backlog queue `queue`, one after the other
+        queue = BASE
         change: Isolations | None = None
         for offset, group_key in keys.get(header, ()):
             if offset < begin:
@@ -239,12 +239,12 @@ class FairIndex(OffsetNumbers):
                     end = offset
                     break
                 known.see(offset)
-                if offset == last + 1 and number == lane:
+                if offset == last + 1 and number == queue:
                     last = offset
                     continue
-                if lane:
-                    ranges.append(NumberedRange(first, last, lane))
-                first, last, lane = offset, offset, number
+                if queue:
+                    ranges.append(NumberedRange(first, last, queue))
+                first, last, queue = offset, offset, number
                 continue
             count = counts.get(key, 0) + 1
             if (
@@ -257,8 +257,8 @@ class FairIndex(OffsetNumbers):
             counts[key] = count
             added[key] = added.get(key, 0) + 1
             records += 1
-        if lane:
-            ranges.append(NumberedRange(first, last, lane))
+        if queue:
+            ranges.append(NumberedRange(first, last, queue))
         self.append(end, ranges)
         if records:
             self._batches.append((end, records, added))
@@ -280,10 +280,10 @@ class FairIndex(OffsetNumbers):
         kept = self._kept_isolations()
         if len(kept) >= ISOLATIONS_MAX:
             return None
-        keys_of_lanes = dict.fromkeys(LANES, 0)
+        keys_of_queues = dict.fromkeys(BACKLOG_QUEUES, 0)
         for each in kept:
-            keys_of_lanes[each.number] += each.end == OPEN_END
-        number = min(LANES, key=lambda each: (keys_of_lanes[each], each not in self._lanes, each))
+            keys_of_queues[each.number] += each.end == OPEN_END
+        number = min(BACKLOG_QUEUES, key=lambda each: (keys_of_queues[each], each not in self._queues, each))
         return (*kept, Isolation(number, offset, OPEN_END, self.header, key))
 
     def _closed(self, ends: Mapping[tuple[str, bytes], int]) -> Isolations:
@@ -296,8 +296,8 @@ class FairIndex(OffsetNumbers):
         )
 
     def _kept_isolations(self) -> Isolations:
-        """Return the isolations without those whose records are all done, but for the last one of each lane, which says
-        that the lane may have a state. Those that are kept begin where a record is not done, but not behind the last one
+        """Return the isolations without those whose records are all done, but for the last one of each backlog queue, which shows
+        that the backlog queue may have a state. Those that are kept begin where a record is not done, but not behind the last one
         of the key."""
         newest = {each.number: each for each in self.isolations}
         return tuple(
@@ -333,7 +333,7 @@ class FairIndex(OffsetNumbers):
             key.isolations.append(each)
             key.see(max(last.get(name, -1), each.first))  # the isolation begins with a record of the key
             if each.end == OPEN_END:
-                self._lanes.add(each.number)
+                self._queues.add(each.number)
 
     def set_header(self, header: str) -> None:
         """Take the group keys of further records from another header. No isolation may be open."""

@@ -9,7 +9,7 @@ so a worker that crashes costs a key nothing.
 Deliveries are work conserving: what one share partition cannot use goes to the others.
 
 Source: Goyal, Vin and Cheng, Start-time Fair Queueing (1996). Record locks: dynamic thresholds of Choudhury and Hahne
-(1998), so that a lane never takes all locks.
+(1998), so that a backlog queue never takes all locks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class FairOrder:
         self._mean_ms[number] = mean + (each_ms - mean) * min(records * _MEAN_WEIGHT, 1.0)
 
     def free_locks(self, number: int, leased: Mapping[int, int], locks_max: int) -> int:
-        """Return how many more records of a share partition may be leased: all free ones for `BASE`; for a lane so many
+        """Return how many more records of a share partition may be leased: all free ones for `BASE`; for a backlog queue so many
         that it has no more than remain free."""
         free = locks_max - sum(leased.values())
         return free if number == BASE else max((free - leased[number] + 1) // 2, 0)
