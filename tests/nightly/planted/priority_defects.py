@@ -105,7 +105,7 @@ PRIORITY_DEFECTS = (
     Defect(
         "a priority begins at the end of the log",
         "broker/coordinator/share/partition_leader.py",
-        "start = self._start_beside(base)",
+        "start = self._initial_offset(base)",
         "start = partition.high_watermark",
         (COMPONENT,),
     ),

@@ -108,8 +108,8 @@ class ShareSettings(NamedTuple):
     `is_committed_only`: records of open and aborted transactions are not offered. `renewal_enabled`: members can renew
     leases. `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the
     dead-letter topic. `backoff`: delay before a released or expired record is offered again. `key_header`: name of the
-    header with the group key of a record; empty for the record's key. `is_fair`: records of a group key with a backlog do
-    not delay those of others.
+    header with the group key of a record; empty for the record's key. `is_fair`: records of a group key with a backlog
+    do not delay those of others.
     """
 
     lock_ms: int

@@ -7,7 +7,8 @@ of many keys takes no memory.
 
 Invariants:
 * At most one change of the isolations is being stored. Nothing is read meanwhile, because it decides about the numbers.
-* A backlog queue without records and without isolated key is not in use: then a group with fairness costs what any other does.
+* A backlog queue without records and without isolated key is not in use: then a group with fairness costs what any
+  other does.
 * A damaged batch stops the reading, as it does with order by key: the keys behind it decide about numbers, too.
 """
 
@@ -92,7 +93,8 @@ class FairScan:
         scheduler: Scheduler,
         on_queues_changed: Callable[[], None],
     ) -> None:
-        """`leader`: of the share partition `BASE`. `on_queues_changed` is called when a backlog queue is added or removed."""
+        """`leader`: of the share partition `BASE`. `on_queues_changed` is called when a backlog queue is added or
+        removed."""
         self.index = index
         self._leader = leader
         self._scheduler = scheduler

@@ -156,8 +156,8 @@ class ShareDependencies:
     changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
     partition. `index_of`: returns the index of a partition's share partitions, the same object as long as it is valid;
     None if there is only one. `load_base`: returns the leader of the share partition `BASE` of another one after its
-    state is loaded. `on_queues_changed`: called with the key of the share partition `BASE` of a fair group when backlog queues are
-    added or removed. `on_end`: called with each `SharePartitionLeader` that ended.
+    state is loaded. `on_queues_changed`: called with the key of the share partition `BASE` of a fair group when backlog
+    queues are added or removed. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -351,10 +351,7 @@ class SharePartitionLeader:
             await self._refresh_settings()
             settings = dependencies.settings(self.key.group, partition)
             partition.ensure_high_watermark_known()
-            if base is None:
-                start = dependencies.initial_offset(self.key.group, partition)
-            else:
-                start = self._start_beside(base)
+            start = self._initial_offset(base)
             state = LoadedState(
                 0,
                 self.leader_epoch,
@@ -408,8 +405,8 @@ class SharePartitionLeader:
     # ------------------------------------------------------------------ fairness
 
     def _join(self, base: SharePartitionLeader) -> None:
-        """Use the index of the share partition `BASE`, if this is a backlog queue. Raises `UnknownTopicOrPartition` if `BASE` has
-        no backlog queues."""
+        """Use the index of the share partition `BASE`, if this is a backlog queue. Raises `UnknownTopicOrPartition` if
+        `BASE` has no backlog queues."""
         if self.key.number not in BACKLOG_QUEUES:
             return
         if base.fair_scan is None:
@@ -417,9 +414,11 @@ class SharePartitionLeader:
         self.index = base.index
         base.fair_scan.attach(self)
 
-    def _start_beside(self, base: SharePartitionLeader) -> int:
-        """Return the offset at which this share partition begins without a state: that of `BASE`, which cannot move
-        before this one is loaded, or that of the first record in a backlog queue."""
+    def _initial_offset(self, base: SharePartitionLeader | None) -> int:
+        """Return the offset at which this share partition begins without a state: that of `base`, which cannot move
+        before this one is loaded, or that of the first record in a backlog queue. `base` is None if this is `BASE`."""
+        if base is None:
+            return self._dependencies.initial_offset(self.key.group, self.partition)
         start = base.state_machine.ranges.start
         if base.fair_scan is not None:
             first = base.fair_scan.index.first_offset_of(self.key.number)

@@ -271,8 +271,8 @@ class ShareOffsetService:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
         await manager.wait_until_dead_lettered(key)
-        # In reverse, because only the state of `BASE` says that there are backlog queues: without a state, a backlog queue begins with its
-        # next isolation, and any other one where `BASE` does.
+        # In reverse, because only the state of `BASE` says that there are backlog queues: without a state, a backlog
+        # queue begins with its next isolation, and any other one where `BASE` does.
         for one in (await manager.keys_of(key))[::-1]:
             summary = await manager.persister.summary(one)
             if one.number in BACKLOG_QUEUES:

@@ -1,9 +1,9 @@
 """Which share partition of a fair group has which offset of a topic partition.
 
-Records wait in the share partition `BASE` in the order of the log, as in a group without fairness. When more than a
-few records of one group key wait there, the key is *isolated*: its later records are in a *backlog queue*, a share partition of
-its own (`types.BACKLOG_QUEUES`), so that those of other keys do not wait for them (`fair_order` divides the deliveries). When all
-records of the key in the backlog queue are delivered, its next ones are in `BASE` again.
+Records wait in the share partition `BASE` in the order of the log, as in a group without fairness. When more than a few
+records of one group key wait there, the key is *isolated*: its later records are in a *backlog queue*, a share
+partition of its own (`types.BACKLOG_QUEUES`), so that those of other keys do not wait for them (`fair_order` divides
+the deliveries). When all records of the key in the backlog queue are delivered, its next ones are in `BASE` again.
 
         start        delivered                end           readable end
           | done or leased | waiting in BASE    | keys not read: not offered
@@ -193,8 +193,8 @@ class FairIndex(OffsetNumbers):
                     counts[key] -= count
 
     def retire(self, number: int) -> None:
-        """Remove a backlog queue whose records are all done, and that has no open isolation. It is added again with its next
-        isolation."""
+        """Remove a backlog queue whose records are all done, and that has no open isolation. It is added again with its
+        next isolation."""
         self._queues.discard(number)
 
     def has_open_isolation_of(self, number: int) -> bool:
@@ -296,9 +296,9 @@ class FairIndex(OffsetNumbers):
         )
 
     def _kept_isolations(self) -> Isolations:
-        """Return the isolations without those whose records are all done, but for the last one of each backlog queue, which shows
-        that the backlog queue may have a state. Those that are kept begin where a record is not done, but not behind the last one
-        of the key."""
+        """Return the isolations without those whose records are all done, but for the last one of each backlog queue,
+        which shows that the backlog queue may have a state. Those that are kept begin where a record is not done, but
+        not behind the last one of the key."""
         newest = {each.number: each for each in self.isolations}
         return tuple(
             each._replace(

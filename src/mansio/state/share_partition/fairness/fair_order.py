@@ -1,10 +1,10 @@
 """Division of deliveries and record locks among the share partitions of a fair group: start-time fair queueing.
 
-Each share partition has a virtual time, in milliseconds of leases for each key that waits in it. It advances by the mean
-duration of a lease when a record is delivered, and by the difference to the real duration when the lease ends. The share
-partition with the lowest virtual time is served next. One that had no record to deliver continues from the present
-virtual time: it has no credit for the time in which it was idle. A lease that expires or is released counts as the mean,
-so a worker that crashes costs a key nothing.
+Each share partition has a virtual time, in milliseconds of leases for each key that waits in it. It advances by the
+mean duration of a lease when a record is delivered, and by the difference to the real duration when the lease ends. The
+share partition with the lowest virtual time is served next. One that had no record to deliver continues from the
+present virtual time: it has no credit for the time in which it was idle. A lease that expires or is released counts as
+the mean, so a worker that crashes costs a key nothing.
 
 Deliveries are work conserving: what one share partition cannot use goes to the others.
 
@@ -87,8 +87,8 @@ class FairOrder:
         self._mean_ms[number] = mean + (each_ms - mean) * min(records * _MEAN_WEIGHT, 1.0)
 
     def free_locks(self, number: int, leased: Mapping[int, int], locks_max: int) -> int:
-        """Return how many more records of a share partition may be leased: all free ones for `BASE`; for a backlog queue so many
-        that it has no more than remain free."""
+        """Return how many more records of a share partition may be leased: all free ones for `BASE`; for a backlog
+        queue so many that it has no more than remain free."""
         free = locks_max - sum(leased.values())
         return free if number == BASE else max((free - leased[number] + 1) // 2, 0)
 
