@@ -140,14 +140,14 @@ PRIORITY_DEFECTS = (
     Defect(
         "a group goes on without priorities after they were turned on",
         "broker/coordinator/share/share_partition_manager.py",
-        "and self._index_of(partition) is found.index",
+        "and self._index_of(partition) is found.topic_index",
         "and True",
         (COMPONENT,),
     ),
     Defect(
         "states of share partitions beside the first one are not deleted",
         "broker/coordinator/share/share_partition_manager.py",
-        "return [key._replace(number=number) for number in self._indexes.numbers_of(key.topic_id)]",
+        "return [key._replace(number=number) for number in (*self._indexes.numbers_of(key.topic_id), *queues)]",
         "return [key]",
         ("tests/component/test_share_index.py",),
     ),
