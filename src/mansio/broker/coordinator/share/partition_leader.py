@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.write_combiner import CombinedWrite
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+    from mansio.state.share_partition.key_limits import KeyLimits
     from mansio.state.share_partition.share_index import ShareIndex
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
@@ -153,7 +154,8 @@ class ShareDependencies:
     changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
     partition. `index_of`: returns the index of a partition's share partitions, the same object as long as it is valid;
     None if there is only one. `base_start`: returns the start offset of the share partition `BASE`, at which another
-    one without state starts. `on_end`: called with each `SharePartitionLeader` that ended.
+    one without state starts. `key_limits`: returns the limits by key that the share partitions of a topic partition
+    share, given one of them and its leader epoch. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -165,6 +167,7 @@ class ShareDependencies:
     initial_offset: Callable[[str, Partition], int]
     index_of: Callable[[Partition], ShareIndex | None]
     base_start: Callable[[ShareKey], Awaitable[int]]
+    key_limits: Callable[[ShareKey, int], KeyLimits]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
@@ -174,7 +177,7 @@ def _isolation_level(settings: ShareSettings) -> int:
 
 
 class _KeyReader:
-    """Reads the keys of a log for a share partition that is ordered by key, during one acquisition."""
+    """Reads the group keys of a log for a share partition with order or limits by key, during one acquisition."""
 
     __slots__ = ("_partition", "_records_left", "error", "is_interrupted")
 
@@ -184,7 +187,7 @@ class _KeyReader:
         self.error: MansioError | None = None
         """Why the next batch cannot be read. Nothing behind it is offered, because its keys are not known."""
         self.is_interrupted = False
-        """Whether more keys can be added in a later turn of the event loop."""
+        """Whether more records may be found in a later turn of the event loop."""
 
     def add_batch(self, machine: SharePartition, end: int) -> bool:
         """Add the keys of the next batch below the offset `end`; return whether there was one to add."""
@@ -210,7 +213,10 @@ class _KeyReader:
             self._partition.report_damage(begin, error)
             self.error = without_traceback(error)
             return False
+        was_offering = machine.is_offering
         machine.add_keys(header.last_offset + 1, keys)
+        if not was_offering and machine.is_offering:
+            self.is_interrupted = True  # another share partition of the topic partition may offer records now
         self._records_left -= header.last_offset + 1 - begin
         return True
 
@@ -221,6 +227,7 @@ class SharePartitionLeader:
     __slots__ = (
         "_dependencies",
         "_grace_until_ms",
+        "_key_limits",
         "_log_start",
         "_state_epoch",
         "_state_machine",
@@ -263,6 +270,8 @@ class SharePartitionLeader:
         self._timer_due_ms = math.inf
         self._grace_until_ms = -math.inf
         self._log_start = -1
+        self._key_limits: KeyLimits | None = None
+        """The limits by key, if other share partitions of the topic partition have them, too."""
         self._writes = WriteCombiner(dependencies.scheduler, self._begin_write)
 
     @property
@@ -350,7 +359,11 @@ class SharePartitionLeader:
                 0,
             )
         self.ensure_leader()
+        if self.end_error is not None:
+            raise copied(self.end_error)
         self._state_epoch = state.state_epoch
+        if self.index is not None:
+            self._key_limits = dependencies.key_limits(self.key, self.leader_epoch)
         now_ms = self.now_ms()
         state_machine = SharePartition(
             self.key,
@@ -363,6 +376,7 @@ class SharePartitionLeader:
             now_ms=now_ms,
             wall_ms=dependencies.clock.wall_ms(),
             own=own,
+            limits=self._key_limits,
         )
         self._state_machine = state_machine
         if state is not found:
@@ -388,6 +402,8 @@ class SharePartitionLeader:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._key_limits is not None:
+            self._key_limits.detach(self.key.number)
         self._writes.end()  # their waiters find that this object has ended
         self._dependencies.dead_letters.on_closed(self)
         self._dependencies.on_end(self)
@@ -644,8 +660,10 @@ class SharePartitionLeader:
         return found
 
     def _end_key_search(self, keys: _KeyReader) -> None:
-        """Continue a search for keys that found no record to offer in a later turn of the event loop. Raises its
-        error."""
+        """Continue a search for keys that found no record to offer in a later turn of the event loop, or when the rate
+        of a key allows one. Raises its error."""
+        if self.state_machine.has_key_limits:
+            self._set_timer()
         if keys.error is not None:
             raise copied(keys.error)
         if keys.is_interrupted:
@@ -870,7 +888,8 @@ class SharePartitionLeader:
     def reconfigure(self) -> None:
         """Apply the current settings of the group."""
         if self._state_machine is not None and self.end_error is None:
-            self._state_machine.reconfigure(self._dependencies.settings(self.key.group, self.partition))
+            settings = self._dependencies.settings(self.key.group, self.partition)
+            self._state_machine.reconfigure(settings, self.now_ms())
             self._set_timer()
             self.wake()
 

@@ -28,7 +28,10 @@ from mansio.config.share_group_config import (
     DELIVERY_COUNT_LIMIT,
     EARLIEST,
     ISOLATION_LEVEL,
+    KEY_BURST,
     KEY_HEADER,
+    KEY_LEASES_MAX,
+    KEY_RATE,
     RECORD_LOCK_DURATION,
     RECORD_LOCKS_MAX,
     RENEW_ACKNOWLEDGE_ENABLE,
@@ -54,6 +57,7 @@ from mansio.errors import (
 from mansio.host.gather_results import gather_results
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
+from mansio.state.share_partition.key_limits import KeyLimits
 from mansio.state.share_partition.types import BASE, Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
@@ -156,6 +160,7 @@ class SharePartitionManager:
             initial_offset,
             self._index_of,
             self._base_start,
+            self._limits_of,
             dead_letters or NoDeadLetters(),
             self._on_end,
         )
@@ -164,6 +169,8 @@ class SharePartitionManager:
         """By group and topic partition, what `find` has returned, as long as none of the leaders has ended."""
         self._by_group: dict[str, dict[ShareKey, SharePartitionLeader]] = {}
         self._by_partition: dict[tuple[bytes, int], dict[ShareKey, SharePartitionLeader]] = {}
+        self._key_limits: dict[tuple[ShareKey, int], KeyLimits] = {}
+        """By share partition `BASE` and leader epoch, the limits by key that several share partitions share."""
         self._failures: dict[ShareKey, tuple[float, MansioError, LoadedState | None]] = {}
         self._dead_letter_timers: dict[
             ShareKey, Timer
@@ -271,6 +278,15 @@ class SharePartitionManager:
         machine = await self.find_one(key._replace(number=BASE)).wait_until_loaded()
         return machine.ranges.start
 
+    def _limits_of(self, key: ShareKey, leader_epoch: int) -> KeyLimits:
+        """Return the limits by key of the topic partition, given one of its share partitions; new ones if none of them
+        is loaded in this leader epoch."""
+        place = (key._replace(number=BASE), leader_epoch)
+        limits = self._key_limits.get(place)
+        if limits is None:
+            limits = self._key_limits[place] = KeyLimits(self._now_ms())
+        return limits
+
     def keys_of(self, key: ShareKey) -> list[ShareKey]:
         """Return the keys of all share partitions of a topic partition of which the group may have state, that of
         `BASE` first, given one of them."""
@@ -316,6 +332,8 @@ class SharePartitionManager:
                 del self._found[key.group]
         _remove_from_index(self._by_group, key.group, key)
         _remove_from_index(self._by_partition, (key.topic_id, key.partition), key)
+        if share_partition.index is not None:
+            self._drop_limits(key, share_partition.leader_epoch)
         error = share_partition.end_error
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
@@ -326,6 +344,15 @@ class SharePartitionManager:
             self._schedule_dead_letters(share_partition)
         else:
             self._cancel_dead_letters(key)
+
+    def _drop_limits(self, key: ShareKey, leader_epoch: int) -> None:
+        """Drop the limits by key of a topic partition whose last share partition in this leader epoch has ended."""
+        others = self._by_partition.get((key.topic_id, key.partition), {})
+        if not any(
+            other.group == key.group and leader.leader_epoch == leader_epoch
+            for other, leader in others.items()
+        ):
+            self._key_limits.pop((key._replace(number=BASE), leader_epoch), None)
 
     def _schedule_dead_letters(self, share_partition: SharePartitionLeader) -> None:
         """Schedule a reload of a share partition with waiting dead letters, also if no member uses the group.
@@ -505,6 +532,7 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
     `is_dead_letter_topic`: the topic is a dead-letter topic, whose records are not dead-lettered."""
     record_locks_max = effective_value(RECORD_LOCKS_MAX, configs)
     order = effective_value(SHARE_ORDER, configs)
+    has_limits = order != "partition"
     return ShareSettings(
         lock_ms=effective_value(RECORD_LOCK_DURATION, configs),
         delivery_limit=effective_value(DELIVERY_COUNT_LIMIT, configs),
@@ -524,6 +552,9 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
         is_ordered_by_key=order == "key",
         is_committed_only=effective_value(ISOLATION_LEVEL, configs) == "read_committed",
         key_header=effective_value(KEY_HEADER, configs),
+        key_leases_max=effective_value(KEY_LEASES_MAX, configs) if has_limits else 0,
+        key_rate=effective_value(KEY_RATE, configs) if has_limits else 0.0,
+        key_burst=effective_value(KEY_BURST, configs),
     )
 
 
