@@ -129,6 +129,8 @@ class Side:
         """When all buckets of the rate were empty."""
         self.starts: dict[int, list[float]] = defaultdict(list)
         """When deliveries of each key began, since the rate was set."""
+        self.starts_before: dict[int, int] = {}
+        """How many of them began before all buckets were empty."""
         self.scanned: set[int] = set()
         self.store, self.history = Store(), History()
         self.flying: list[tuple[Update, list[AcquiredRange], str]] = []
@@ -171,6 +173,7 @@ class Side:
         self.locks_max = max(self.settings.record_locks_max, self.leased())
         self.scanned.clear()
         self.empty_since = now
+        self.starts_before = {key: len(starts) for key, starts in self.starts.items()}
         self.state_machine = SharePartition(
             self.key,
             self.settings,
@@ -300,7 +303,7 @@ class Side:
         allows and the burst, and since all buckets were empty not more than its length allows."""
         places, rate, starts = self.free_places(key), self.settings.key_rate / 1000, self.starts[key]
         if rate:
-            since = sum(start >= self.empty_since for start in starts)
+            since = len(starts) - self.starts_before.get(key, 0)
             places = min(places, math.floor(rate * (now - self.empty_since) - since + 1e-9))
             for at, start in enumerate(starts):
                 left = rate * (now - start) + self.settings.key_burst - (len(starts) - at)
@@ -311,7 +314,7 @@ class Side:
     def due(self, key: int) -> float:
         """When the rate allows the next delivery of a key."""
         starts, interval = self.starts[key], 1000 / self.settings.key_rate
-        since = sum(start >= self.empty_since for start in starts)
+        since = len(starts) - self.starts_before.get(key, 0)
         waits = [self.empty_since + (since + 1) * interval]
         for at, start in enumerate(starts):
             waits.append(start + (len(starts) - at + 1 - self.settings.key_burst) * interval)
@@ -575,6 +578,7 @@ class ShareModel(RuleBasedStateMachine):
         if (side.settings.key_rate, side.settings.key_burst) != (before.key_rate, before.key_burst):
             side.empty_since = self.now
             side.starts.clear()
+            side.starts_before.clear()
 
     @precondition(lambda self: any(side.held() for side in self.sides))
     @rule(

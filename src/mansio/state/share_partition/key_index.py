@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _READY_SPARE: Final = 64
 """Number of outdated entries in `_ready` that is always allowed."""
 
 RUN_RECORDS_MAX: Final = 256
-"""Maximum number of offsets in a range that is offered, because a range is computed as a whole."""
+"""Maximum number of offsets in a range that is picked, because a range is computed as a whole."""
 
 DUE_KEYS_MAX: Final = 1_000
 """Maximum number of keys for which a call of `advance` asks whether the rate allows a delivery."""
@@ -173,27 +174,31 @@ class KeyIndex:
         of the offsets that are not done."""
         self.scanned_end = end
         self.change_count += 1
+        firsts, lasts = self._first, self._last
         for first, last, state in undone:
             for offset in range(first, last + 1):
                 key = self._keys[offset] = keys.get(offset)
                 if state != FREE:
                     self._busy.add(offset)
-                    if state == LEASED:
-                        self._count_lease(offset, key)
+                    if state == LEASED and key is not None and self._limits is not None:
+                        self._leased.add(offset)
+                        self._limits.add_lease(key)
                 if key is None:
                     if state == FREE:
                         heappush(self._ready, offset)
-                    continue
-                if key in self._first:
-                    before = self._last[key]
+                elif key in firsts:
+                    before = lasts[key]
                     self._following[before], self._preceding[offset] = offset, before
-                    self._last[key] = offset
+                    lasts[key] = offset
                     if state == FREE and not self._is_ordered and self._candidate(key) == offset:
                         self._offer(key)
                 else:
-                    self._first[key] = self._last[key] = offset
+                    firsts[key] = lasts[key] = offset
                     if state == FREE:
-                        self._offer(key)
+                        if self._limits is None:
+                            heappush(self._ready, offset)
+                        else:
+                            self._offer(key)
 
     def on_changed(self, first: int, last: int, state: int) -> None:
         """Apply a change of the state of offsets."""
@@ -209,20 +214,25 @@ class KeyIndex:
                 if offset in keys:
                     busy.add(offset)
         else:
-            self._mark_busy(first, last, is_leased=state == LEASED)
+            self._mark_busy(first, last, self._limits, is_leased=state == LEASED)
 
-    def _mark_busy(self, first: int, last: int, *, is_leased: bool) -> None:
+    def _mark_busy(self, first: int, last: int, limits: KeyLimits, *, is_leased: bool) -> None:
+        keys, leased = self._keys, self._leased
         for offset in range(first, last + 1):
-            if offset not in self._keys:
+            if offset not in keys:
                 continue
-            key = self._keys[offset]
             self._busy.add(offset)
+            key = keys[offset]
+            if key is None or (offset in leased) == is_leased:
+                continue
             if is_leased:
-                self._count_lease(offset, key)
-                if key is not None and not self._is_ordered:
+                leased.add(offset)
+                limits.add_lease(key)
+                if not self._is_ordered and self._last[key] != offset:
                     self._offer(key)  # the next one
             else:
-                self._end_lease(offset, key)
+                leased.remove(offset)
+                limits.end_lease(key)
 
     def _mark_free(self, first: int, last: int) -> None:
         for offset in range(first, last + 1):
@@ -235,54 +245,50 @@ class KeyIndex:
                 continue
             if not self._is_ordered and offset < self._start.get(key, -1):
                 self._start[key] = offset
-            self._end_lease(offset, key)
+            if offset in self._leased:
+                self._end_lease(offset, key)
             if self._candidate(key) == offset:
                 self._offer(key)
 
     def _mark_done(self, first: int, last: int) -> None:
+        keys, firsts = self._keys, self._first
         for offset in range(first, last + 1):
-            if offset not in self._keys:
+            if offset not in keys:
                 continue
-            key = self._keys.pop(offset)
+            key = keys.pop(offset)
             self._busy.discard(offset)
             if key is None:
                 continue
-            was_first = self._first[key] == offset
+            was_first = firsts[key] == offset
             self._unlink(key, offset)
-            self._end_lease(offset, key)
-            if was_first:
+            if offset in self._leased:
+                self._end_lease(offset, key)
+            if was_first and key in firsts:
                 self._offer(key)
 
     def _unlink(self, key: int, offset: int) -> None:
         """Remove a record from the list of its key."""
+        if self._first[key] == self._last[key]:
+            del self._first[key], self._last[key]
+            self._start.pop(key, None)
+            return
         following, preceding = self._following.pop(offset, None), self._preceding.pop(offset, None)
-        if self._start.get(key) == offset:
-            if following is not None:
-                self._start[key] = following
-            elif preceding is not None:
-                self._start[key] = preceding
-            else:
-                del self._start[key]
-        if preceding is not None and following is not None:
-            self._following[preceding], self._preceding[following] = following, preceding
-        elif following is not None:
-            self._first[key] = following
-            del self._preceding[following]
-        elif preceding is not None:
+        if following is None:
+            assert preceding is not None, "the only record of a key"
             self._last[key] = preceding
             del self._following[preceding]
+        elif preceding is None:
+            self._first[key] = following
+            del self._preceding[following]
         else:
-            del self._first[key], self._last[key]
+            self._following[preceding], self._preceding[following] = following, preceding
+        if self._start.get(key) == offset:
+            self._start[key] = self._last[key] if following is None else following
 
-    def _count_lease(self, offset: int, key: int | None) -> None:
-        if self._limits is not None and key is not None and offset not in self._leased:
-            self._leased.add(offset)
-            self._limits.add_lease(key)
-
-    def _end_lease(self, offset: int, key: int | None) -> None:
-        if self._limits is not None and key is not None and offset in self._leased:
-            self._leased.remove(offset)
-            self._limits.end_lease(key)
+    def _end_lease(self, offset: int, key: int) -> None:
+        assert self._limits is not None, "leases are counted without limits"
+        self._leased.remove(offset)
+        self._limits.end_lease(key)
 
     def take_tokens(self, ranges: Iterable[tuple[int, int]], now_ms: float) -> None:
         """Take a token for each delivery that starts now, of records that were picked."""
@@ -373,6 +379,13 @@ class KeyIndex:
         self._start[key] = at
         return at
 
+    def _next_free(self, offset: int) -> int | None:
+        """Return the first record of a key from `offset`, one of its records, on that can be leased."""
+        at: int | None = offset
+        while at is not None and at in self._busy:
+            at = self._following.get(at)
+        return at
+
     def _offer(self, key: int) -> None:
         """Add the candidate of a key to `_ready`; if the rate does not allow it yet, to those that wait."""
         if key not in self._first:
@@ -406,19 +419,21 @@ class KeyIndex:
     # Queries
 
     def pick(
-        self, read: Sequence[tuple[int, int]] | None = None, unreadable: Sequence[tuple[int, int]] = ()
+        self,
+        read: Sequence[tuple[int, int]] | None = None,
+        unreadable: Sequence[tuple[int, int]] = (),
+        run_max: int = RUN_RECORDS_MAX,
     ) -> Iterator[tuple[int, int]]:
         """Yield the ranges of offsets that can be acquired together, ascending. The caller takes them from the first
         one on, without leaving out an offset.
 
         `read`: only offsets in these ascending ranges; None for all. `unreadable`: no offsets in these ascending
-        ranges. In order by key, records of a key behind one that is left out are not offered. The state must not change
-        while the iterator is in use."""
+        ranges. In order by key, records of a key behind one that is left out are not offered. `run_max`: maximum number
+        of offsets in a range. The state must not change while the iterator is in use."""
         self._return_taken()
         ready, taken, keys, limits = self._ready, self._taken, self._keys, self._limits
-        following, busy, is_ordered = self._following, self._busy, self._is_ordered
-        starts = None if read is None else [first for first, _ in read]
-        unreadable_starts = [first for first, _ in unreadable]
+        firsts, following, busy, is_ordered = self._first, self._following, self._busy, self._is_ordered
+        has_ranges = read is not None or bool(unreadable)
         places: dict[int, int] = {}  # of each key in `next_of_keys`, if there are limits
         next_of_keys: list[int] = []  # heap of the next offsets of keys whose first one was picked
         first = last = before = -1
@@ -428,25 +443,28 @@ class KeyIndex:
                 key = keys[offset]
             elif ready:
                 offset = heappop(ready)
-                if offset == before or not self._is_candidate(offset):
+                if offset == before or offset not in keys or offset in busy:
                     continue
                 key = keys[offset]
-                if limits is not None and key is not None:
-                    places[key] = limits.places(key, self._now_ms)
-                    if places[key] <= 0:
-                        self._offer(key)  # waits
+                if key is not None:
+                    if offset != (firsts[key] if is_ordered else self._candidate(key)):
                         continue
+                    if limits is not None:
+                        places[key] = limits.places(key, self._now_ms)
+                        if places[key] <= 0:
+                            self._offer(key)  # waits
+                            continue
                 before = offset
                 taken.append(offset)
             else:
                 break
-            is_left_out = (
-                starts is not None and read is not None and not _is_within(offset, read, starts)
-            ) or (bool(unreadable) and _is_within(offset, unreadable, unreadable_starts))
+            is_left_out = has_ranges and (
+                (read is not None and not _is_within(offset, read)) or _is_within(offset, unreadable)
+            )
             if is_left_out:
                 if is_ordered:
                     continue
-            elif offset == last + 1 and offset - first < RUN_RECORDS_MAX and first >= 0:
+            elif offset == last + 1 and offset - first < run_max and first >= 0:
                 last = offset
             else:
                 if first >= 0:
@@ -459,10 +477,14 @@ class KeyIndex:
                 if places[key] <= 0:
                     continue
             next_offset = following.get(offset)
-            while next_offset in busy and not is_ordered:
-                next_offset = following.get(next_offset)
-            if next_offset is not None and next_offset not in busy:
+            if next_offset is None:
+                continue
+            if next_offset not in busy:
                 heappush(next_of_keys, next_offset)
+            elif not is_ordered:
+                next_free = self._next_free(next_offset)
+                if next_free is not None:
+                    heappush(next_of_keys, next_free)
         if first >= 0:
             yield first, last
 
@@ -479,6 +501,7 @@ class KeyIndex:
                 self._offer(key)
 
 
-def _is_within(offset: int, ranges: Sequence[tuple[int, int]], starts: Sequence[int]) -> bool:
-    index = bisect_right(starts, offset) - 1
+def _is_within(offset: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether an offset lies in one of these ascending ranges."""
+    index = bisect_right(ranges, offset, key=itemgetter(0)) - 1
     return index >= 0 and offset <= ranges[index][1]

@@ -71,7 +71,13 @@ from mansio.state.share_partition.in_flight import (
     shift_reservation,
     state_batches,
 )
-from mansio.state.share_partition.key_index import DONE, FREE, KeyIndex, LimitedKeys
+from mansio.state.share_partition.key_index import (
+    DONE,
+    FREE,
+    RUN_RECORDS_MAX,
+    KeyIndex,
+    LimitedKeys,
+)
 from mansio.state.share_partition.key_limits import KeyLimits
 from mansio.state.share_partition.snapshot import full_update, restore_in_flight_batches, stored_batches
 from mansio.state.share_partition.types import (
@@ -298,12 +304,11 @@ class SharePartition:
             key_index.advance(now_ms)
             if not key_index.is_offering:
                 return []
-            planned = acquisition.ranges_to_read(
-                key_index.pick(unreadable=unreadable), space, stop, ranges_max=SCATTERED_READ_RANGES_MAX
-            )
+            picked = key_index.pick(unreadable=unreadable, run_max=min(space, RUN_RECORDS_MAX))
+            planned = acquisition.ranges_to_read(picked, space, stop, ranges_max=SCATTERED_READ_RANGES_MAX)
             self._planned = (key_index.plan_id, planned)
             return planned
-        picked: Iterable[tuple[int, int]] = self._policy.pick(self._in_flight.ranges, member, now_ms)
+        picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
         if self._own is None:
             return acquisition.ranges_to_read(picked, space, stop, unreadable)
         picked = _own_parts(picked, self._own)
