@@ -67,10 +67,11 @@ _RETRY_MS: Final = 1.0
 
 
 class LimitedKeys(NamedTuple):
-    """Keys of a share partition with records that only a limit by key holds back.
+    """Keys of a share partition with records that a limit by key holds back.
 
-    `at_lease_limit`, `at_rate_limit`: number of keys that wait for the end of a lease, or for the rate. `offsets`: the
-    first waiting record of some of them."""
+    `at_lease_limit`: number of keys whose records wait for the end of a lease. `at_rate_limit`: number of keys whose
+    records wait for the rate, including those for which nothing waits any more until their time has come. `offsets`:
+    the first waiting record of some of them."""
 
     at_lease_limit: int
     at_rate_limit: int
@@ -350,15 +351,11 @@ class KeyIndex:
         waiting = [self._candidate(key) for key in self._limits.full_keys() if key in self._first]
         at_lease_limit = [offset for offset in waiting if offset is not None]
         offsets = at_lease_limit[:LISTED_KEYS_MAX]
-        at_rate_limit = 0
-        for due_ms, key in self._due:
-            if due_ms <= self._now_ms or key not in self._first or not self._limits.has_place(key):
-                continue
-            at_rate_limit += 1
-            offset = self._candidate(key) if len(offsets) < LISTED_KEYS_MAX else None
-            if offset is not None:
+        for _, key in self._due[:LISTED_KEYS_MAX]:
+            offset = self._candidate(key) if key in self._first else None
+            if offset is not None and len(offsets) < LISTED_KEYS_MAX:
                 offsets.append(offset)
-        return LimitedKeys(len(at_lease_limit), at_rate_limit, tuple(offsets))
+        return LimitedKeys(len(at_lease_limit), len(self._waiting), tuple(offsets))
 
     # Candidates
 

@@ -117,6 +117,15 @@ class PlannedExchange(NamedTuple):
     records: LogSlice | None = None
 
 
+class LimitedKeyNames(NamedTuple):
+    """Group keys with records that a limit by key holds back: the number of those at their limit of leases and at their
+    rate, and some of them."""
+
+    at_lease_limit: int
+    at_rate_limit: int
+    keys: tuple[bytes, ...]
+
+
 class DeadLetterSink(Protocol):
     """Receives records to be dead-lettered; implemented by `broker.coordinator.share.dead_letter_manager`."""
 
@@ -505,6 +514,27 @@ class SharePartitionLeader:
         machine = self.ready_state_machine() or self.state_machine
         end = self.partition.readable_end(_isolation_level(machine.settings))
         return machine.counts(self.now_ms(), end)
+
+    def limited_keys(self) -> LimitedKeyNames:
+        """Return which group keys have records that a limit by key holds back, some of them by name. The state must be
+        loaded."""
+        machine = self.state_machine
+        found = machine.limited_keys()
+        names: list[bytes] = []
+        records_left = SCANNED_RECORDS_MAX
+        for offset in found.offsets:
+            try:
+                batch = next(self.partition.log.batches(offset))
+                records_left -= read_header(batch).record_count
+                if records_left < 0:
+                    break
+                keys = dict(read_group_keys(batch, machine.settings.key_header))
+            except MansioError:
+                continue
+            key = keys.get(offset)
+            if key is not None:
+                names.append(key)
+        return LimitedKeyNames(found.at_lease_limit, found.at_rate_limit, tuple(names))
 
     def _readable_end(self, settings: ShareSettings) -> int:
         """Return the offset below which records can be leased: committed, covered by the index, and without records of

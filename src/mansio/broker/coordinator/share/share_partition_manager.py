@@ -443,10 +443,7 @@ class SharePartitionManager:
                 and share_partition.is_ready
                 and not share_partition.has_waiters_or_writes
             )
-            counts = share_partition.state_machine.counts(self._now_ms()) if idle else None
-            if share_partition.is_stale or (
-                counts is not None and not counts.holders and not counts.archiving
-            ):
+            if share_partition.is_stale or (idle and _may_be_dropped(share_partition)):
                 share_partition.end(
                     NotLeaderOrFollower(f"idle share partition of {share_partition.partition.name}")
                 )
@@ -518,6 +515,15 @@ class SharePartitionManager:
         for error in await gather_results(self._scheduler, writes, name="release leases"):
             if error is not None:
                 logger.warning("leases_not_released", extra=fields(group=group, member=member, reason=error))
+
+
+def _may_be_dropped(share_partition: SharePartitionLeader) -> bool:
+    """Return whether an idle leader object can be dropped. With a rate of keys it is kept while records wait: a member
+    that asks rarely would find empty buckets each time."""
+    machine = share_partition.state_machine
+    counts = machine.counts(share_partition.now_ms())
+    waits_for_rate = machine.settings.key_rate > 0 and counts.lag > 0
+    return not counts.holders and not counts.archiving and not waits_for_rate
 
 
 def _remove_from_index(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:
