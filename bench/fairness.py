@@ -114,10 +114,14 @@ async def waits(
             count = min(10_000, backlog - first)
             await client.publish_many(topic, [OutgoingRecord(b"", key=NOISY)] * count)
         end = time.monotonic() + arguments.seconds
-        workers = [asyncio.create_task(work(client, topic, arguments, found, end)) for _ in range(arguments.workers)]
+        workers = [
+            asyncio.create_task(work(client, topic, arguments, found, end)) for _ in range(arguments.workers)
+        ]
         chance = random.Random(SEED)
         while (now := time.monotonic()) < end - 1:
-            tenants = [b"tenant-%d" % chance.randrange(arguments.tenants) for _ in range(max(round(rate / 50), 1))]
+            tenants = [
+                b"tenant-%d" % chance.randrange(arguments.tenants) for _ in range(max(round(rate / 50), 1))
+            ]
             await client.publish_many(topic, [OutgoingRecord(_TIME.pack(now), key=each) for each in tenants])
             await asyncio.sleep(max(now + 0.02 - time.monotonic(), 0))
         await asyncio.gather(*workers)
@@ -152,7 +156,9 @@ def measure_rates(server: Server, batch: int, name: str, arguments: argparse.Nam
     for number in range(arguments.rounds):
         rates = {}
         for is_fair in (False, True) if number % 2 else (True, False):
-            rates[is_fair] = rate_of(server, name, f"{name}-{number}-{is_fair}", batch, records, is_fair=is_fair)
+            rates[is_fair] = rate_of(
+                server, name, f"{name}-{number}-{is_fair}", batch, records, is_fair=is_fair
+            )
         ratios.append(rates[True] / rates[False])
     print(
         f"{name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the rate without fairness;"

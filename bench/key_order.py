@@ -1,4 +1,5 @@
-"""`python -m bench.key_order`: delivery of one partition by a share group in order by key, beside one without order.
+"""`python -m bench.key_order`: delivery of one partition by a share group in order by key, and by one with a limit by
+key, beside one without both. The limit is never reached.
 
     turn       keys in turn: adjacent records have different keys, and those of a key are far apart
     random     keys at random: an answer has few adjacent offsets
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 VALUE = bytes(100)
 SEED = 7
-ORDERS = ("none", "key")
+ORDERS = ("none", "key", "limit")
+LEASES_MAX = 1_000
 
 
 def main() -> None:
@@ -65,21 +67,27 @@ def publish(server: Server, topic: str, keys: Iterable[int]) -> None:
 def measure(server: Server, topic: str, arguments: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {order: [] for order in ORDERS}
     for number in range(arguments.rounds):
-        for order in ORDERS if number % 2 else reversed(ORDERS):
+        for order in ORDERS if number % 2 else tuple(reversed(ORDERS)):
             group = f"{topic}-{order}-{number}"
             rates[order].append(delivered(server, topic, group, order, arguments))
-    ratios = [by_key / without for by_key, without in zip(rates["key"], rates["none"], strict=True)]
-    print(
-        f"{topic}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the rate without order;"
-        f" {statistics.median(rates['key']):,.0f} and {statistics.median(rates['none']):,.0f} records a second,"
-        f" load {os.getloadavg()[0]:.1f}"
-    )
+    for order in ORDERS[1:]:
+        ratios = [by_key / without for by_key, without in zip(rates[order], rates["none"], strict=True)]
+        print(
+            f"{topic}, {order}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the rate"
+            f" without; {statistics.median(rates[order]):,.0f} and {statistics.median(rates['none']):,.0f} records a"
+            f" second, load {os.getloadavg()[0]:.1f}"
+        )
 
 
 def delivered(server: Server, topic: str, group: str, order: str, arguments: argparse.Namespace) -> float:
     """Take and accept all records; return the number per second."""
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
-        settings = {"share.auto.offset.reset": "earliest", "mansio.share.order": order}
+        settings = {"share.auto.offset.reset": "earliest"}
+        settings |= {
+            "none": {},
+            "key": {"mansio.share.order": "key"},
+            "limit": {"mansio.share.key.leases.max": f"{LEASES_MAX}"},
+        }[order]
         client.admin.alter_group_config(group, settings)
         topic_id = bytes(client.admin.describe_topic(topic).topic_id)
     fetches, done = ShareFetches(group, "member", topic_id), 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mansio.testing import TestBroker
 
 RECORDS = 400
-MODULES = ("key_order", "dedup", "priorit")
+MODULES = ("key_index", "key_limits", "dedup", "priorit")
 WARM_UP = 3
 """Requests that create the group's state, before the others are counted."""
 

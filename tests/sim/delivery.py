@@ -18,9 +18,10 @@ from mansio.wire.apis import acknowledge_records, share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
-from sim import key_order, priorities, workload_clients
+from sim import key_limits, key_order, priorities, workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from sim.features import feature_of
+from sim.key_limits import LimitChanger, LimitChecker, Limits
 from sim.key_order import EXTENSIONS_MS, LEASES_MS, Answer, KeyChecker
 from support.present import present
 from support.share_history import Breach, Place, ShareHistory
@@ -73,7 +74,11 @@ def has_order_by_key(seed: int) -> bool:
 
 
 def has_priorities(seed: int) -> bool:
-    return has_share_group(seed) and seed >= priorities.FIRST_SEED
+    return has_share_group(seed) and seed >= priorities.FIRST_SEED and not (has_limits(seed) and seed % 2)
+
+
+def has_limits(seed: int) -> bool:
+    return has_share_group(seed) and seed >= key_limits.FIRST_SEED
 
 
 def disk_ms_of(seed: int) -> tuple[float, float]:
@@ -95,9 +100,24 @@ class Delivery:
         self.history = ShareHistory()
         self.keys = KeyChecker(self.history) if has_order_by_key(world.seed) else None
         self.topic_id = world.brokers()[0].core.state.topics[TOPIC].topic_id
+        self.limits = LimitChecker(self.history, self._limits_of) if has_limits(world.seed) else None
         self.ends: dict[int, int] = {}
         self.resting: dict[Place, None] = {}
         self.members = [Sharer(self, number) for number in range(MEMBERS)]
+        if self.limits is not None:
+            partitions = dict(enumerate(world.brokers()[0].core.state.topics[TOPIC].partitions))
+            self.changer = LimitChanger(world, GROUP, self.limits, partitions)
+
+    def _limits_of(self, partition: int) -> set[Limits]:
+        """The limits that the leaders of a partition use now, one for each broker that thinks it is one."""
+        place = (self.topic_id.bytes, partition)
+        found = [
+            broker.core.shares.find_loaded(GROUP, place)
+            for broker in self.world.network.brokers.values()
+            if broker.ready
+        ]
+        settings = [each.leaders[0].state_machine.settings for each in found if each is not None]
+        return {Limits(each.key_leases_max, each.key_rate, each.key_burst) for each in settings}
 
     def note(self, method: Callable[..., None], *arguments: Any, **named: Any) -> None:
         """Report to the history; a breach ends the run, also where it is caught."""
@@ -128,7 +148,7 @@ class Delivery:
         resting = self._resting_by_a_wrong_clock(share_partition)
         counts = share_partition.state_machine.counts(share_partition.now_ms())
         is_read = share_partition.state_machine.ranges.end >= end or has_priorities(self.world.seed)
-        is_held = self.keys is not None and bool(resting)
+        is_held = (self.keys is not None or self.limits is not None) and bool(resting)
         if counts.lag > len(resting) or counts.archiving or not (is_read or is_held):
             problem = leader.core.dead_letters.last_error_of(share_partition.key)
             start = share_partition.state_machine.ranges.start
@@ -147,7 +167,7 @@ class Delivery:
             and (span.due_ms > latest_ms or span.deadline_ms > until_ms)
             for offset in range(span.first, span.last + 1)
         ]
-        if found and self.keys is not None:
+        if found and (self.keys is not None or self.limits is not None):
             found += self._behind(share_partition, {place.offset for place in found})
         self.resting.update(dict.fromkeys(found))
         return found
@@ -376,7 +396,7 @@ class Sharer(Client):
                 self.held[Place(part.index, offset)] = sent_ms
 
     def _check_keys(self, part: Any, sent_ms: float, stands: Callable[[], bool]) -> None:
-        if self.delivery.keys is None:
+        if self.delivery.keys is None and self.delivery.limits is None:
             return
         acquired = {offset for first, last, _ in part.acquired for offset in range(first, last + 1)}
         keys: dict[int, bytes | None] = {}
@@ -388,7 +408,10 @@ class Sharer(Client):
                     keys[record.offset] = record.key
         ends_ms = sent_ms + self.lock_ms * SURELY
         answer = Answer(self.member, part.index, keys, sent_ms, self._now_ms, ends_ms, stands)
-        self.delivery.note(self.delivery.keys.given, answer)
+        if self.delivery.keys is not None:
+            self.delivery.note(self.delivery.keys.given, answer)
+        if self.delivery.limits is not None:
+            self.delivery.note(self.delivery.limits.given, answer)
 
     async def _extend(self) -> bool:
         """Renew one lease, for a duration of its own. Until that is answered, it has the shorter one."""
@@ -477,6 +500,8 @@ class Settings(Client):
         settings = {**SETTINGS, "share.record.lock.duration.ms": str(lock_ms_of(self.world))}
         if has_order_by_key(self.world.seed):
             settings["mansio.share.order"] = "key"
+        if has_limits(self.world.seed):
+            settings |= key_limits.TURNS[0].settings()
         changes = [{"name": name, "config_operation": 0, "value": value} for name, value in settings.items()]
         resource = {"resource_type": 32, "resource_name": GROUP, "configs": changes}
         while not self.done:

@@ -10,11 +10,12 @@ import os
 
 import pytest
 
-from sim import key_order, priorities
+from sim import key_limits, key_order, priorities
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.nightly_counts import leave
+from support.present import present
 from support.tiers import examples, smoke_first
 
 SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
@@ -60,6 +61,24 @@ def test_no_history_with_priorities_undoes_loses_or_doubles_a_delivery() -> None
 @pytest.mark.timeout(600)
 def test_no_history_of_some_tens_with_priorities_undoes_loses_or_doubles_a_delivery() -> None:
     run(priorities.FIRST_SEED + 1, KEY_ORDER_SEEDS)
+
+
+@pytest.mark.parametrize("seed", smoke_first(key_limits.FIRST_SEED, key_limits.FIRST_SEED + 3))
+def test_no_history_exceeds_a_limit_by_key(seed: int) -> None:
+    """The limits are set, changed, turned off and on while brokers fail."""
+    world = World(seed)
+    with quick_collections():
+        world.run()
+    assert world.delivery is not None
+    limits = present(world.delivery.limits)
+    assert world.delivery.changer.changes >= len(key_limits.TURNS)
+    assert min(limits.checked_leases, limits.checked_rates) > 50
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_history_of_some_tens_exceeds_a_limit_by_key() -> None:
+    run(key_limits.FIRST_SEED + 2, KEY_ORDER_SEEDS)
 
 
 @pytest.mark.full

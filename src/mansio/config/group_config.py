@@ -72,8 +72,9 @@ def effective_int_value(name: str, configs: Mapping[str, str], default: int) -> 
 
 
 def check_combination(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:
-    """Check that each heartbeat interval is less than the session timeout. `defaults`: the broker's values by name.
-    Raises `InvalidConfig`."""
+    """Check that each heartbeat interval is less than the session timeout, and that limits by key go with the order.
+    `defaults`: the broker's values by name. Raises `InvalidConfig`."""
+    share_group_config.check_key_limits(configs)
     for session, interval in (
         (CONSUMER_SESSION_TIMEOUT, CONSUMER_HEARTBEAT_INTERVAL),
         (share_group_config.SHARE_SESSION_TIMEOUT, share_group_config.SHARE_HEARTBEAT_INTERVAL),

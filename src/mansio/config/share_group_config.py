@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.config_def import ConfigKey, ConfigType, choice_parser, decimal_parser, integer_parser
+from mansio.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,9 @@ RENEW_ACKNOWLEDGE_ENABLE: Final = "share.renew.acknowledge.enable"
 SHARE_ORDER: Final = "mansio.share.order"
 KEY_HEADER: Final = "mansio.share.key.header"
 SHARE_FAIR: Final = "mansio.share.fair"
+KEY_LEASES_MAX: Final = "mansio.share.key.leases.max"
+KEY_RATE: Final = "mansio.share.key.rate"
+KEY_BURST: Final = "mansio.share.key.rate.burst"
 KEY_HEADER_BYTES_MAX: Final = 128
 """Maximum length of the name of a header with the group key, in bytes of UTF-8."""
 
@@ -168,8 +172,8 @@ SHARE_CONFIG_KEYS: Final = (
         KEY_HEADER,
         ConfigType.STRING,
         "",
-        "Name of the header with the group key of a record, for order by key; empty: the record's key. A record "
-        "without it has no group key, and no order.",
+        "Name of the header with the group key of a record, for order and limits by key; empty: the record's key. A "
+        "record without it has no group key, no order and no limit.",
         _header_name,
     ),
     _share_key(
@@ -179,6 +183,28 @@ SHARE_CONFIG_KEYS: Final = (
         "Whether records of a group key with a backlog wait without delaying those of others. Without effect on groups "
         "with an order and on topics with priorities.",
         choice_parser("true", "false", ignore_case=True),
+    ),
+    _share_key(
+        KEY_LEASES_MAX,
+        ConfigType.INT,
+        "0",
+        "Maximum number of records of one group key that are leased at once in a partition; 0: no limit.",
+        integer_parser(0, 4_000),
+    ),
+    _share_key(
+        KEY_RATE,
+        ConfigType.DOUBLE,
+        "0",
+        "Maximum number of deliveries of one group key that start per second in a partition, redeliveries included; "
+        "0: no limit.",
+        decimal_parser(0.0, 1_000_000.0),
+    ),
+    _share_key(
+        KEY_BURST,
+        ConfigType.INT,
+        "1",
+        "Number of deliveries of one group key that may start at once after a pause, if it has a rate.",
+        integer_parser(1, 1_000_000),
     ),
     _share_key(
         DEAD_LETTERS_ENABLE,
@@ -227,6 +253,16 @@ SHARE_CONFIG_KEYS: Final = (
     ),
 )
 SHARE_CONFIG_KEYS_BY_NAME: Final = {row.name: row for row in SHARE_CONFIG_KEYS}
+
+
+def check_key_limits(configs: Mapping[str, str]) -> None:
+    """Check that a group with limits by key has no order by partition, which would have to stop at a key at its limit.
+    Raises `InvalidConfig`."""
+    if effective_value(SHARE_ORDER, configs) != "partition":
+        return
+    for name in (KEY_LEASES_MAX, KEY_RATE):
+        if effective_value(name, configs):
+            raise InvalidConfig(f"{name} cannot be used with {SHARE_ORDER}=partition; use none or key")
 
 
 def effective_value(name: str, configs: Mapping[str, str]) -> Any:

@@ -127,13 +127,13 @@ def test_aborted_records_are_passed_without_a_delivery_also_after_a_restart(kind
         leases.put(update)
         return acquired
 
-    leases.state_machine.reconfigure(settings)
+    leases.state_machine.reconfigure(settings, 0.0)
     acquired = acquire(2)
     assert [(each.first, each.last, each.deliveries) for each in acquired] == [(3, 3, 1), (5, 5, 1)]
     for offset in (3, 5):
         leases.put(leases.say("a", offset, offset, ACCEPT))
     leases.load()
-    leases.state_machine.reconfigure(settings)
+    leases.state_machine.reconfigure(settings, 0.0)
     assert [(each.first, each.last) for each in acquire(10)] == [(6, 9)]
 
 

@@ -1,13 +1,16 @@
 """Share partitions compared with a model that has one entry per offset, with crashes that lose unsynced updates.
 
-Three groups work on one topic partition side by side: without order, in order, in order by key; some of them on its
-records of high priority only. `History` knows what members were told, through all restarts: nobody gets what another
-still has, no two members have records of one key, counts only grow, what was acknowledged never comes back.
+Five groups work on one topic partition side by side: without order, in order, in order by key, with limits by key, and
+with these in order by key; some of them on its records of high priority only. `History` knows what members were told,
+through all restarts: nobody gets what another still has, no two members have records of one key, counts only grow, what
+was acknowledged never comes back, no more records of a key are leased than its limit, and in no interval more
+deliveries of it start than the rate allows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,7 +54,10 @@ LOCK, WALL, BATCH = 100, 1_000_000, 4
 MEMBERS = ("a", "b")
 DONE = (ACKNOWLEDGED, ARCHIVED)
 SETTINGS = ShareSettings(LOCK, 3, 10, 12, 20, False, True, True, Backoff(10, 2.0, 60, 0.0))
-SIDES = st.sampled_from((0, 1, 2))
+SIDES = st.sampled_from((0, 1, 2, 3, 4))
+LIMITS = st.sampled_from(((2, 0.0, 1), (1, 50.0, 2), (0, 25.0, 1), (3, 12.5, 3), (0, 0.0, 1)))
+"""Leases of a key, deliveries of it per second, and the burst; 0: no limit."""
+
 LIES = st.sampled_from(("", "", "", "", "more", "another's", "again"))
 
 
@@ -63,6 +69,11 @@ def key_of(offset: int) -> int | None:
 def is_high(offset: int) -> bool:
     """Whether the record at this offset has high priority."""
     return offset // 3 % 3 != 1
+
+
+def with_limits(settings: ShareSettings, limits: tuple[int, float, int]) -> ShareSettings:
+    leases_max, rate, burst = limits
+    return settings._replace(key_leases_max=leases_max, key_rate=rate, key_burst=burst)
 
 
 def lasts(lease: int) -> int:
@@ -104,11 +115,23 @@ class Side:
     """One group: the machine, its model, its store."""
 
     def __init__(
-        self, name: str, index: PriorityIndex | None, *, ordered: bool = False, by_key: bool = False
+        self,
+        name: str,
+        index: PriorityIndex | None,
+        *,
+        ordered: bool = False,
+        by_key: bool = False,
+        limits: tuple[int, float, int] = (0, 0.0, 1),
     ) -> None:
         self.key = ShareKey(name, bytes(16), 0)
         self.own = None if index is None else NumberedOffsets(index, Priority.HIGH)
-        self.settings = SETTINGS._replace(is_ordered=ordered, is_ordered_by_key=by_key)
+        self.settings = with_limits(SETTINGS, limits)._replace(is_ordered=ordered, is_ordered_by_key=by_key)
+        self.empty_since = 0.0
+        """When all buckets of the rate were empty."""
+        self.starts: dict[int, list[float]] = defaultdict(list)
+        """When deliveries of each key began, since the rate was set."""
+        self.starts_before: dict[int, int] = {}
+        """How many of them began before all buckets were empty."""
         self.scanned: set[int] = set()
         self.store, self.history = Store(), History()
         self.flying: list[tuple[Update, list[AcquiredRange], str]] = []
@@ -150,6 +173,8 @@ class Side:
         # A release that was lost after it had freed locks is undone.
         self.locks_max = max(self.settings.record_locks_max, self.leased())
         self.scanned.clear()
+        self.empty_since = now
+        self.starts_before = {key: len(starts) for key, starts in self.starts.items()}
         self.state_machine = SharePartition(
             self.key,
             self.settings,
@@ -233,25 +258,102 @@ class Side:
         record = self.at(o)
         return record.state == AVAILABLE and not record.busy and record.until == math.inf and self.has(o)
 
-    def free_by_key(self, stop: int) -> list[int]:
-        key_order = present(self.state_machine._in_flight.key_order)
-        if key_order.scanned_end < self.keys_needed_until:
+    def has_key_index(self) -> bool:
+        return self.settings.is_ordered_by_key or self.settings.has_key_limits
+
+    def free_by_key(self, stop: int, now: float, readable: set[int] | None = None) -> list[int]:
+        """`readable`: None for all."""
+        key_index = present(self.state_machine._in_flight.key_index)
+        if key_index.scanned_end < self.keys_needed_until:
             return []
+        is_ordered = self.settings.is_ordered_by_key
         closed: set[int | None] = set()
+        places: dict[int, float] = {}
         found = []
         for o in range(self.start, stop):
             if o not in self.scanned or not self.has(o):
                 continue
-            if self.is_free(o):
-                found += [o] if key_of(o) not in closed else []
-            elif self.at(o).state not in DONE or self.at(o).busy:
-                closed |= {key_of(o)} - {None}
+            key = key_of(o)
+            if not self.is_free(o):
+                if is_ordered and (self.at(o).state not in DONE or self.at(o).busy):
+                    closed |= {key} - {None}
+            elif readable is not None and o not in readable:
+                closed |= {key} - {None} if is_ordered else set()
+            elif key is None:
+                found.append(o)
+            elif key not in closed and places.setdefault(key, self.places(key, now)) > 0:
+                places[key] -= 1
+                found.append(o)
         return found
 
-    def free(self, member: str, stop: int) -> list[int]:
+    def is_counted(self, o: int) -> bool:
+        """Whether the record may be leased."""
+        record = self.at(o)
+        is_withheld = record.state == AVAILABLE and record.until != math.inf and record.n == record.f
+        return self.has(o) and (record.state in (ACQUIRED, WITHHELD) or bool(record.busy) or is_withheld)
+
+    def free_places(self, key: int) -> float:
+        """How many more records of a key may be leased."""
+        if not self.settings.key_leases_max:
+            return math.inf
+        counted = sum(key_of(o) == key and o in self.scanned and self.is_counted(o) for o in [*self.model])
+        return self.settings.key_leases_max - counted
+
+    def places(self, key: int, now: float) -> float:
+        """How many records of a key may be leased now: in no interval that ends now more may start than its length
+        allows and the burst, and since all buckets were empty not more than its length allows."""
+        places, rate, starts = self.free_places(key), self.settings.key_rate / 1000, self.starts[key]
+        if rate:
+            since = len(starts) - self.starts_before.get(key, 0)
+            places = min(places, math.floor(rate * (now - self.empty_since) - since + 1e-9))
+            for at, start in enumerate(starts):
+                left = rate * (now - start) + self.settings.key_burst - (len(starts) - at)
+                places = min(places, math.floor(left + 1e-9))
+            places = min(places, self.settings.key_burst)
+        return places
+
+    def due(self, key: int) -> float:
+        """When the rate allows the next delivery of a key."""
+        starts, interval = self.starts[key], 1000 / self.settings.key_rate
+        since = len(starts) - self.starts_before.get(key, 0)
+        waits = [self.empty_since + (since + 1) * interval]
+        for at, start in enumerate(starts):
+            waits.append(start + (len(starts) - at + 1 - self.settings.key_burst) * interval)
+        return max(waits)
+
+    def check_wakes(self, now: float) -> None:
+        """The timer fires when the rate allows a record that waits for nothing else."""
+        if not self.settings.key_rate or not self.state_machine.is_offering:
+            return
+        free = {
+            key_of(o): o for o in sorted(self.scanned, reverse=True) if o >= self.start and self.is_free(o)
+        }
+        for key, o in free.items():
+            if key is None or self.free_places(key) <= 0 or self.places(key, now) > 0:
+                continue
+            before = [other for other in self.scanned if self.start <= other < o and key_of(other) == key]
+            if not self.settings.is_ordered_by_key or not any(self.is_open(other) for other in before):
+                assert self.state_machine.next_deadline_ms() <= self.due(key) + 1e-6, (
+                    "a waiting key is not woken"
+                )
+
+    def is_open(self, o: int) -> bool:
+        return self.at(o).state not in DONE or bool(self.at(o).busy)
+
+    def check_limits(self, taken: list[int], now: float) -> None:
+        """Members have no more records of a key than they may, those of pending leases included."""
+        most = self.settings.key_leases_max
+        held = {o for o, (_, until) in self.history.has.items() if until > now and o >= self.log_start}
+        held |= {o for o, record in self.model.items() if record.state == ACQUIRED}
+        for key in {key_of(o) for o in taken} - {None} if most else ():
+            assert sum(key_of(o) == key for o in held) <= most, (
+                "more records of a key are leased than the limit"
+            )
+
+    def free(self, member: str, stop: int, now: float) -> list[int]:
         """What the member might be given, in order; for a group in order up to what it may not pass."""
-        if self.settings.is_ordered_by_key:
-            return self.free_by_key(stop)
+        if self.has_key_index():
+            return self.free_by_key(stop, now)
         found = []
         for o in range(self.start, stop):
             record = self.at(o)
@@ -348,16 +450,25 @@ class Side:
 class ShareModel(RuleBasedStateMachine):
     """The rules are what members, time and the shell do."""
 
-    @initialize(end=st.integers(4, 30), only_high=st.tuples(st.booleans(), st.booleans(), st.booleans()))
-    def begin(self, end: int, only_high: tuple[bool, bool, bool]) -> None:
+    @initialize(
+        end=st.integers(4, 30), only_high=st.tuples(*[st.booleans()] * 5), limits=st.tuples(LIMITS, LIMITS)
+    )
+    def begin(
+        self,
+        end: int,
+        only_high: tuple[bool, ...],
+        limits: tuple[tuple[int, float, int], tuple[int, float, int]],
+    ) -> None:
         self.now, self.log_end = 0.0, 0
         self.index = PriorityIndex(0)
         self.append(end)
-        loose, strict, keyed = (self.index if each else None for each in only_high)
+        loose, strict, keyed, limited, both = (self.index if each else None for each in only_high)
         self.sides = [
             Side("loose", loose),
             Side("strict", strict, ordered=True),
             Side("keyed", keyed, by_key=True),
+            Side("limited", limited, limits=limits[0]),
+            Side("limited and keyed", both, by_key=True, limits=limits[1]),
         ]
         for side in self.sides:
             side.load(self.now, self.log_end, is_complete=True)
@@ -400,7 +511,7 @@ class ShareModel(RuleBasedStateMachine):
         stop = min(self.log_end, side.lease_bound)
         if len(side.state_machine.ranges) >= side.settings.in_flight_batches_max:
             stop = min(stop, side.state_machine.ranges.end)
-        free = side.free(member, stop)
+        free = side.free(member, stop, self.now)
         locks = max(side.settings.record_locks_max - side.leased(), 0)
         ranges_to_read = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
         offered = [o for first, last in ranges_to_read for o in range(first, last + 1)]
@@ -415,16 +526,13 @@ class ShareModel(RuleBasedStateMachine):
             (first, min([last, *(other - 1 for other, _ in ranges_to_read if other > first)]))
             for first, last in read
         ][skip:]
+        side.check_wakes(self.now)
         readable = {o for first, last in read for o in range(first, last + 1)}
         expected: list[int] = []
-        passed: set[int | None] = set()
-        for o in free:
+        for o in side.free_by_key(stop, self.now, readable) if side.has_key_index() else free:
             if o not in readable:
                 if side.settings.is_ordered:
                     break
-                passed.add(key_of(o))
-                continue
-            if side.settings.is_ordered_by_key and key_of(o) in passed - {None}:
                 continue
             if len(expected) >= locks:
                 break
@@ -444,7 +552,10 @@ class ShareModel(RuleBasedStateMachine):
             side.model[o] = Record(
                 ACQUIRED, old.n + 1, old.f, member, self.now + lasts(lease), busy=token, lease=lease
             )
+            if (key := key_of(o)) is not None and side.settings.key_rate:
+                side.starts[key].append(self.now)
             assert o < side.lease_bound
+        side.check_limits(expected, self.now)
         for o in range(side.start, expected[-1] + 1) if expected else ():
             old = side.at(o)
             if not side.has(o) and old.state == AVAILABLE and not old.busy and old.until == math.inf:
@@ -454,6 +565,21 @@ class ShareModel(RuleBasedStateMachine):
         side.fly(update, acquired, member)
         if at_once:
             self.land_all(index)
+
+    @rule(index=st.sampled_from((3, 4)), limits=LIMITS, really=st.sampled_from((False, True)))
+    def limits_change(self, index: int, limits: tuple[int, float, int], really: bool) -> None:
+        """Counts and leases are kept; buckets are empty after a change of the rate."""
+        if not really:
+            return
+        side = self.sides[index]
+        before, side.settings = side.settings, with_limits(side.settings, limits)
+        side.state_machine.reconfigure(side.settings, self.now)
+        if side.settings.has_key_limits != before.has_key_limits:
+            side.forget_keys()
+        if (side.settings.key_rate, side.settings.key_burst) != (before.key_rate, before.key_burst):
+            side.empty_since = self.now
+            side.starts.clear()
+            side.starts_before.clear()
 
     @precondition(lambda self: any(side.held() for side in self.sides))
     @rule(

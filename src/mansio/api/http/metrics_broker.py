@@ -311,6 +311,16 @@ def _share_groups(broker: RunningBroker) -> Iterator[Measurement]:
     leased = sum(share_partition.state_machine.leased_count for share_partition in share_partitions)
     yield _gauge("share_leased_records", "Records leased by members of share groups.", leased)
     yield from _share_priorities(share_partitions)
+    limited = [
+        each.state_machine.limited_keys() for each in share_partitions if each.state_machine.has_key_limits
+    ]
+    for limit, keys in (
+        ("leases", sum(each.at_lease_limit for each in limited)),
+        ("rate", sum(each.at_rate_limit for each in limited)),
+    ):
+        yield _gauge(
+            "share_limited_keys", "Group keys whose records wait for a limit by key.", keys, limit=limit
+        )
     yield _gauge(
         "share_sessions",
         "Members of share groups that fetch from this broker.",

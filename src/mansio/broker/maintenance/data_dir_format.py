@@ -19,7 +19,13 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config import topic_config
-from mansio.config.share_group_config import DELIVERY_COUNT_LIMIT, SHARE_ORDER
+from mansio.config.share_group_config import (
+    DELIVERY_COUNT_LIMIT,
+    KEY_HEADER,
+    KEY_LEASES_MAX,
+    KEY_RATE,
+    SHARE_ORDER,
+)
 from mansio.errors import StorageError
 from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
 from mansio.logs import fields
@@ -128,6 +134,9 @@ _NEW_BROKER_CONFIGS: Final = frozenset(
 )
 """Dynamic settings of brokers that version 0.1.0 does not have: its groups would get other leases and limits."""
 
+_NEW_GROUP_CONFIGS: Final = frozenset({KEY_HEADER, KEY_LEASES_MAX, KEY_RATE})
+"""Settings of groups that version 0.1.0 does not have."""
+
 _FIRST_DELIVERY_COUNTS: Final = range(2, 11)
 """Delivery limits of groups that version 0.1.0 accepts."""
 
@@ -144,7 +153,10 @@ def _is_new_metadata(operation: Put | Delete) -> bool:
         return True
     if kind == "groupconfigs":
         deliveries = int(configs.get(DELIVERY_COUNT_LIMIT, _FIRST_DELIVERY_COUNTS[0]))
-        return configs.get(SHARE_ORDER, "").lower() == "key" or deliveries not in _FIRST_DELIVERY_COUNTS
+        is_by_key = configs.get(SHARE_ORDER, "").lower() == "key" or not _NEW_GROUP_CONFIGS.isdisjoint(
+            configs
+        )
+        return is_by_key or deliveries not in _FIRST_DELIVERY_COUNTS
     return name[0] == TRANSACTION_STATE_TOPIC or not _NEW_TOPIC_CONFIGS.isdisjoint(configs)
 
 

@@ -32,6 +32,7 @@ from mansio.cli.support.formatting import (
     OutputOption,
     count_text,
     format_cell,
+    printable,
     show_json,
     show_rows,
     show_table,
@@ -480,6 +481,9 @@ def _share_partition_row(one: TopicPartition, found: ShareLeases) -> dict[str, A
             }
             for each in found.priorities
         ],
+        "keys_at_lease_limit": found.keys_at_lease_limit,
+        "keys_at_rate_limit": found.keys_at_rate_limit,
+        "limited_keys": [printable(key) for key in found.limited_keys],
     }
 
 
@@ -516,11 +520,27 @@ def show_share_group(found: dict[str, Any]) -> None:
         print()
         show_table(SHARE_MEMBER_COLUMNS, holders)
     for row in partitions:
+        if row["keys_at_lease_limit"] or row["keys_at_rate_limit"]:
+            print(f"\n{_limited_keys(row)}")
         if row["dead_letter_error"]:
             name = f"{row['topic']}-{row['partition']}"
             print(
                 f"\n{count_text(row['archiving'], 'dead letter')} of {name} wait: {row['dead_letter_error']}"
             )
+
+
+def _limited_keys(row: dict[str, Any]) -> str:
+    """Return a line about the group keys of one partition whose records wait for a limit by key."""
+    parts = [
+        f"{count_text(row[name], 'key')} at {limit}"
+        for name, limit in (
+            ("keys_at_lease_limit", "the limit of leases"),
+            ("keys_at_rate_limit", "the rate"),
+        )
+        if row[name]
+    ]
+    shown = f": {', '.join(row['limited_keys'])}" if row["limited_keys"] else ""
+    return f"{row['topic']}-{row['partition']}: {' and '.join(parts)}{shown}"
 
 
 def _format_age(milliseconds: int) -> str:

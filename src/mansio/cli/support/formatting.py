@@ -202,7 +202,7 @@ def _table_line(message: Message) -> bytes:
         else "-"
     )
     return _record_line(
-        str(message.partition), str(message.offset), when, _printable(message.key), _printable(message.value)
+        str(message.partition), str(message.offset), when, printable(message.key), printable(message.value)
     )
 
 
@@ -210,7 +210,7 @@ def _record_line(partition: str, offset: str, when: str, key: str, value: str) -
     return f"{partition:>9}  {offset:>10}  {when:<29}  {key:<{KEY_COLUMN_CHARACTERS}}  {value}\n".encode()
 
 
-def _printable(data: bytes | None) -> str:
+def printable(data: bytes | None) -> str:
     """Bytes on one line of a terminal: control characters and invalid UTF-8 as `\\xNN`."""
     if data is None:
         return "-"

@@ -100,7 +100,9 @@ class ShareLeases:
     `in_backoff`, `withheld`, `archiving` and `dead` are numbers of records: not processed yet; leased; released and not
     offered again yet; withheld; being copied to the dead-letter topic; dead-lettered and not redriven since.
     `dead_letter_error` is the reason why copies to the dead-letter topic are delayed, "" if none failed. `priorities`
-    has the state of each priority, the highest first, on a topic with priorities.
+    has the state of each priority, the highest first, on a topic with priorities. `keys_at_lease_limit` and
+    `keys_at_rate_limit` are numbers of group keys with records that a limit by key holds back, `limited_keys` are some
+    of them, at most ten.
     """
 
     start_offset: int
@@ -115,6 +117,9 @@ class ShareLeases:
     holders: tuple[LeaseHolder, ...]
     ranges: tuple[LeasedRange, ...]
     priorities: tuple[PriorityLeases, ...] = ()
+    keys_at_lease_limit: int = 0
+    keys_at_rate_limit: int = 0
+    limited_keys: tuple[bytes, ...] = ()
 
 
 class ShareAdmin:
@@ -321,4 +326,7 @@ def _leases(entry: Any) -> ShareLeases:
             )
             for one in entry.priorities
         ),
+        entry.keys_at_lease_limit,
+        entry.keys_at_rate_limit,
+        tuple(one.key for one in entry.limited_keys),
     )

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
+from mansio.state.share_partition.key_index import DONE, FREE, LEASED, RESTING
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
@@ -37,7 +38,7 @@ from mansio.wire.field_values import SEQUENCE_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from mansio.state.share_partition.key_order import KeyOrder
+    from mansio.state.share_partition.key_index import KeyIndex
     from mansio.state.share_partition.types import DeadLetterReservation
 
 DELIVERIES_MAX: Final = 32_767
@@ -123,6 +124,20 @@ class InFlightBatch:
     def is_free(self) -> bool:
         """Whether the batch can be leased at once: it is AVAILABLE, stored and not in a backoff."""
         return self.state == AVAILABLE and self.deadline_ms == NEVER_MS and self.pending_token == NOT_PENDING
+
+    @property
+    def key_state(self) -> int:
+        """State of the records for order and limits by key (`key_index`).
+
+        A record with a pending update counts as leased: its lease may end with that update. So does one that was
+        withheld when its state was stored: no attempt of it is counted, and it is not offered yet."""
+        if self.pending_token != NOT_PENDING or self.state in (ACQUIRED, WITHHELD):
+            return LEASED
+        if self.state == AVAILABLE:
+            if self.deadline_ms == NEVER_MS:
+                return FREE
+            return LEASED if self.deliveries == self.uncounted_deliveries else RESTING
+        return RESTING if self.state == ARCHIVING else DONE
 
     def has_same_state(self, other: InFlightBatch) -> bool:
         """Whether the batches have equal state and can be merged. Batches with a reserved sequence are never equal."""
@@ -352,14 +367,14 @@ class InFlightBatches:
     """In-flight batches of one share partition with counters, deadlines and updates that are not stored yet.
 
     `leased_count`, `done_count`: number of offsets that are ACQUIRED, and in a terminal state. `last_token`: token of
-    the last update. `key_order`: is told about each change; None unless records are ordered by key.
+    the last update. `key_index`: is told about each change; None without order and limits by key.
     """
 
     __slots__ = (
         "_deadlines",
         "_pending_ranges",
         "done_count",
-        "key_order",
+        "key_index",
         "last_token",
         "leased_count",
         "ranges",
@@ -370,7 +385,7 @@ class InFlightBatches:
         self.leased_count = 0
         self.done_count = 0
         self.last_token = 0
-        self.key_order: KeyOrder | None = None
+        self.key_index: KeyIndex | None = None
         self._deadlines: list[tuple[float, int, int]] = []
         self._pending_ranges: dict[int, list[tuple[int, int]]] = {}
 
@@ -424,8 +439,8 @@ class InFlightBatches:
         if token == NOT_PENDING:
             self._mark_stored(batch)
             return
-        if self.key_order is not None:
-            _report_change(self.key_order, batch)
+        if self.key_index is not None:
+            _report_change(self.key_index, batch)
         covered = self._pending_ranges[token]
         if covered and covered[-1][1] + 1 == batch.first:
             covered[-1] = (covered[-1][0], batch.last)
@@ -523,8 +538,8 @@ class InFlightBatches:
         """End the backoff of a batch, so that it can be leased at once. This needs no update."""
         batch.deadline_ms, batch.due_ms = NEVER_MS, -1
         self.ranges.mark_free(batch.first)
-        if self.key_order is not None:
-            _report_change(self.key_order, batch)
+        if self.key_index is not None:
+            _report_change(self.key_index, batch)
 
     def _mark_stored(self, batch: InFlightBatch) -> None:
         if batch.state != ACQUIRED:
@@ -533,8 +548,8 @@ class InFlightBatches:
             self.add_deadline(batch.deadline_ms, batch.first, batch.last)
         elif batch.state == AVAILABLE:
             self.ranges.mark_free(batch.first)
-        if self.key_order is not None:
-            _report_change(self.key_order, batch)
+        if self.key_index is not None:
+            _report_change(self.key_index, batch)
 
     def restore_counts(self) -> None:
         """Compute the counters and deadlines of batches that were loaded, and merge adjacent ones with equal state."""
@@ -566,8 +581,8 @@ class InFlightBatches:
         waiting = next((batch.first for batch in ranges if batch.state == ARCHIVING), log_start)
         below = min(waiting, log_start)
         aged_out = 0 if below <= ranges.end else count(max(ranges.start, ranges.end), below - 1)
-        if self.key_order is not None:
-            self.key_order.drop_below(below, log_start)
+        if self.key_index is not None:
+            self.key_index.drop_below(below, log_start)
         for batch in ranges.drop_below(below):
             self.remove_from_counters(batch)
             aged_out += 0 if batch.state in TERMINAL else count(batch.first, batch.last)
@@ -643,9 +658,8 @@ class InFlightBatches:
         self._deadlines = entries
 
 
-def _report_change(key_order: KeyOrder, batch: InFlightBatch) -> None:
-    is_done = batch.state in TERMINAL and batch.pending_token == NOT_PENDING
-    key_order.on_changed(batch.first, batch.last, is_free=batch.is_free, is_done=is_done)
+def _report_change(key_index: KeyIndex, batch: InFlightBatch) -> None:
+    key_index.on_changed(batch.first, batch.last, batch.key_state)
 
 
 def state_batches(batches: Iterable[InFlightBatch]) -> list[StateBatch]:

@@ -71,7 +71,14 @@ from mansio.state.share_partition.in_flight import (
     shift_reservation,
     state_batches,
 )
-from mansio.state.share_partition.key_order import KeyOrder
+from mansio.state.share_partition.key_index import (
+    DONE,
+    FREE,
+    RUN_RECORDS_MAX,
+    KeyIndex,
+    LimitedKeys,
+)
+from mansio.state.share_partition.key_limits import KeyLimits
 from mansio.state.share_partition.snapshot import full_update, restore_in_flight_batches, stored_batches
 from mansio.state.share_partition.types import (
     ACCEPT,
@@ -209,8 +216,8 @@ class SharePartition:
         "_dead",
         "_in_flight",
         "_isolations",
-        "_keys_needed_until",
         "_lease_bound",
+        "_limits",
         "_log_start",
         "_own",
         "_planned",
@@ -219,6 +226,7 @@ class SharePartition:
         "_state",
         "_wall_clock_offset_ms",
         "aged_out_record_count",
+        "has_key_limits",
         "high_watermark",
         "key",
         "leader_epoch",
@@ -238,11 +246,13 @@ class SharePartition:
         now_ms: float,
         wall_ms: int,
         own: OwnOffsets | None = None,
+        limits: KeyLimits | None = None,
     ) -> None:
         """Restore the in-flight batches from stored state. `high_watermark`: offset below which the group may read the
         log. `log_end`: current end offset of this broker's log, at or
         above the high watermark of any earlier leader. `own`: the offsets of the share partition; None if it has
-        all."""
+        all. `limits`: the limits by key of the topic partition, which its share partitions share; None if there is no
+        other one."""
         self.key = key
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
@@ -254,25 +264,31 @@ class SharePartition:
         self._dead = DeadRanges(state)
         self._producer = state.producer
         self._isolations = state.isolations
+        self._limits = KeyLimits(now_ms) if limits is None else limits
         self._planned: tuple[int, list[tuple[int, int]]] = (-1, [])
-        """The last result of `acquirable_ranges` of a partition in order by key, and the number of changes then."""
+        """The last result of `acquirable_ranges` with an index of keys, and its `plan_id` then."""
         self._in_flight = restore_in_flight_batches(
             state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms, own=own
         )
         self._log_start = -1
         self.settings = settings
-        self._keys_needed_until = 0
-        """No record is offered in order by key before the keys below this offset are known."""
-        self.reconfigure(settings)
+        self.has_key_limits = settings.has_key_limits
+        self.reconfigure(settings, now_ms)
         self.advance_log_start(log_start, store=False)
 
-    def reconfigure(self, settings: ShareSettings) -> None:
+    def reconfigure(self, settings: ShareSettings, now_ms: float) -> None:
         """Apply new settings; running leases keep their deadlines."""
-        has_other_keys = settings.key_header != self.settings.key_header
-        self.settings = settings
-        is_indexed = self._in_flight.key_order is not None
-        if settings.is_ordered_by_key != is_indexed or (is_indexed and has_other_keys):
-            self._reset_key_order()
+        before, self.settings = self.settings, settings
+        self.has_key_limits = settings.has_key_limits
+        if self.has_key_limits or before.has_key_limits:
+            self._limits.configure(settings.key_leases_max, settings.key_rate, settings.key_burst, now_ms)
+        index, has_index = self._in_flight.key_index, settings.is_ordered_by_key or self.has_key_limits
+        if has_index != (index is not None) or (
+            has_index and _index_settings(before) != _index_settings(settings)
+        ):
+            self._reset_key_index(now_ms)
+        elif index is not None and before != settings:
+            index.on_limits_changed(now_ms)
         self._policy: AcquisitionPolicy = OrderedAcquisition() if settings.is_ordered else LowestOffsetFirst()
 
     # ------------------------------------------------------------------ acquisition
@@ -290,16 +306,16 @@ class SharePartition:
         self.high_watermark = max(self.high_watermark, readable_end)
         space = min(max_records, self.settings.record_locks_max - self._in_flight.leased_count)
         stop = min(self._lease_end, readable_end)
-        key_order = self._in_flight.key_order
-        if key_order is not None:
-            if key_order.scanned_end < self._keys_needed_until:
+        key_index = self._in_flight.key_index
+        if key_index is not None:
+            key_index.advance(now_ms)
+            if not key_index.is_offering:
                 return []
-            planned = acquisition.ranges_to_read(
-                key_order.pick(), space, stop, unreadable, ranges_max=SCATTERED_READ_RANGES_MAX
-            )
-            self._planned = (key_order.change_count, planned)
+            picked = key_index.pick(unreadable=unreadable, run_max=min(space, RUN_RECORDS_MAX))
+            planned = acquisition.ranges_to_read(picked, space, stop, ranges_max=SCATTERED_READ_RANGES_MAX)
+            self._planned = (key_index.plan_id, planned)
             return planned
-        picked: Iterable[tuple[int, int]] = self._policy.pick(self._in_flight.ranges, member, now_ms)
+        picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
         if self._own is None:
             return acquisition.ranges_to_read(picked, space, stop, unreadable)
         picked = _own_parts(picked, self._own)
@@ -335,18 +351,15 @@ class SharePartition:
             token = in_flight.begin_update()
             changed += self._pass(free, token, member)
         picked: Iterable[tuple[int, int]]
-        if in_flight.key_order is None:
+        key_index = in_flight.key_index
+        if key_index is None:
             picked = policy.pick(in_flight.ranges, member, now_ms)
             if self._own is not None:
                 picked = _own_parts(picked, self._own)
-        elif (
-            strict
-            and self._planned[0] == in_flight.key_order.change_count
-            and _is_prefix(read, self._planned[1])
-        ):
+        elif strict and self._planned[0] == key_index.plan_id and _is_prefix(read, self._planned[1]):
             picked = self._planned[1]
         else:
-            picked = in_flight.key_order.pick(read)
+            picked = key_index.pick(read)
         chosen = acquisition.choose_offsets(
             acquisition.restrict_to_read(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
@@ -360,6 +373,8 @@ class SharePartition:
             token = in_flight.begin_update()
         lock_ms = self.settings.lock_ms
         deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
+        if self.has_key_limits and key_index is not None:
+            key_index.take_tokens(chosen, now_ms)
         for first, last in chosen:
             if self._own is not None:
                 changed += self._pass_others(self._own, first, token, member)
@@ -386,7 +401,7 @@ class SharePartition:
         """Whether `next_range` and `exchange` can be used: any record may be delivered at any time, except those of
         open and aborted transactions."""
         own = self._own
-        return self._policy.may_skip and (own is None or own.has_all) and self._in_flight.key_order is None
+        return self._policy.may_skip and (own is None or own.has_all) and self._in_flight.key_index is None
 
     def are_leased(self, member: str, ranges: Iterable[tuple[int, int]]) -> bool:
         """Whether all offsets of the ranges, which are ascending and disjoint, are leased to the member, and no update
@@ -483,62 +498,81 @@ class SharePartition:
         free.append((ranges.end, acquisition.UNBOUNDED_LAST))
         return [(first, min(last, stop - 1)) for first, last in intersection(free, offsets) if first < stop]
 
-    # ------------------------------------------------------------------ order by key
+    # ------------------------------------------------------------------ order and limits by key
+
+    @property
+    def is_offering(self) -> bool:
+        """Whether records are offered: all keys that may hold one of them are known."""
+        key_index = self._in_flight.key_index
+        return key_index is None or key_index.is_offering
 
     @property
     def free_key_count(self) -> int:
-        """Upper bound of the number of records with known keys that are offered now; 0 without order by key."""
-        key_order = self._in_flight.key_order
-        if key_order is None or key_order.scanned_end < self._keys_needed_until:
-            return 0
-        return key_order.free_count
+        """Upper bound of the number of records with known keys that are offered now; 0 without order and limits by
+        key."""
+        key_index = self._in_flight.key_index
+        return 0 if key_index is None or not key_index.is_offering else key_index.free_count
 
     @property
     def next_key_offset(self) -> int | None:
         """Offset from which the keys of the log are needed before more records are offered; None if none are, because
-        records are not ordered by key, or too many are not done."""
-        key_order = self._in_flight.key_order
-        if key_order is None or (key_order.is_full and key_order.scanned_end >= self._keys_needed_until):
+        there is no order and no limit by key, or too many records are not done."""
+        key_index = self._in_flight.key_index
+        if key_index is None or key_index.is_full:
             return None
         if self._own is None:
-            return key_order.scanned_end
-        following = self._own.first_at_or_above(key_order.scanned_end)
-        return max(key_order.scanned_end, self._own.end) if following is None else following
+            return key_index.scanned_end
+        following = self._own.first_at_or_above(key_index.scanned_end)
+        return max(key_index.scanned_end, self._own.end) if following is None else following
 
     def add_keys(self, end: int, keys: Mapping[int, int]) -> None:
         """Add the keys of the offsets from `next_key_offset` to below `end`: hashes by offset, without the records that
-        have no key and the offsets that have no record. Offsets of others below `next_key_offset` are
+        have no group key and the offsets that have no record. Offsets of others below `next_key_offset` are
         passed."""
-        key_order, ranges = self._in_flight.key_order, self._in_flight.ranges
-        if key_order is None or end <= key_order.scanned_end:
+        key_index, ranges = self._in_flight.key_index, self._in_flight.ranges
+        if key_index is None or end <= key_index.scanned_end:
             return
-        begin = key_order.scanned_end
+        begin = key_index.scanned_end
         undone = [
-            (max(batch.first, begin), min(batch.last, end - 1), batch.is_free)
+            (max(batch.first, begin), min(batch.last, end - 1), state)
             for batch in ranges.overlapping(begin, end - 1)
-            if batch.state not in TERMINAL or batch.pending_token != NOT_PENDING
+            if (state := batch.key_state) != DONE
         ]
         if end > ranges.end:
-            undone.append((max(begin, ranges.end), end - 1, True))
+            undone.append((max(begin, ranges.end), end - 1, FREE))
         if self._own is not None:
             undone = [
-                (*part, is_free) for first, last, is_free in undone for part in self._own.within(first, last)
+                (*part, state) for first, last, state in undone for part in self._own.within(first, last)
             ]
-        key_order.add(end, keys, undone)
+        key_index.add(end, keys, undone)
 
-    def _reset_key_order(self) -> None:
+    def limited_keys(self) -> LimitedKeys:
+        """Return which keys have records that only a limit by key holds back."""
+        key_index = self._in_flight.key_index
+        return LimitedKeys(0, 0, ()) if key_index is None else key_index.limited_keys()
+
+    def _reset_key_index(self, now_ms: float) -> None:
         """Forget all keys; they have to be added again from the start offset on. Nothing is offered before those of all
-        records are known that are in flight now: each of them may hold an earlier record of its key."""
-        by_key, ranges = self.settings.is_ordered_by_key, self._in_flight.ranges
-        in_flight = (
-            batch.last + 1
-            for batch in (ranges if by_key else ())
-            if not batch.is_free and (batch.state not in TERMINAL or batch.pending_token != NOT_PENDING)
+        records are known that are in flight now: each of them may hold another record of its key."""
+        settings, number, ranges = self.settings, self.key.number, self._in_flight.ranges
+        if not settings.is_ordered_by_key and not self.has_key_limits:
+            self._in_flight.key_index = None
+            self._limits.detach(number)
+            return
+        needed_until = max(
+            (each.last + 1 for each in ranges if each.key_state not in (FREE, DONE)), default=0
         )
-        self._keys_needed_until = max(in_flight, default=0)
-        self._in_flight.key_order = (
-            KeyOrder(max(self._in_flight.ranges.start, self._log_start)) if by_key else None
+        index = self._in_flight.key_index = KeyIndex(
+            max(ranges.start, self._log_start),
+            needed_until,
+            is_ordered=settings.is_ordered_by_key,
+            limits=self._limits if self.has_key_limits else None,
+            now_ms=now_ms,
         )
+        if self.has_key_limits:
+            self._limits.attach(number, index)
+        else:
+            self._limits.detach(number)
 
     @property
     def _lease_end(self) -> int:
@@ -639,6 +673,8 @@ class SharePartition:
         necessary. Returns the update, or None if nothing has to be stored."""
         in_flight = self._in_flight
         self._wall_clock_offset_ms = wall_ms - now_ms
+        if self.has_key_limits and in_flight.key_index is not None:
+            in_flight.key_index.advance(now_ms)
         step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, random_fraction)
         changed = self._archive_below_log_start(step.token)
         due = in_flight.take_due_batches(now_ms)
@@ -663,7 +699,11 @@ class SharePartition:
         """Time of the steady clock at which `tick` has to be called next, in ms."""
         if self.is_lease_bound_due or self._in_flight.batches_below_log_start(self._log_start):
             return ALREADY_DUE_MS
-        return self._in_flight.next_deadline_ms
+        deadline_ms = self._in_flight.next_deadline_ms
+        if self.has_key_limits and self._in_flight.key_index is not None:
+            due_ms = self._in_flight.key_index.next_due_ms
+            return deadline_ms if due_ms is None else min(deadline_ms, due_ms)
+        return deadline_ms
 
     def _wall_ms_at(self, now_ms: float) -> float:
         return now_ms + self._wall_clock_offset_ms
@@ -778,10 +818,11 @@ class SharePartition:
 
     # ------------------------------------------------------------------ division among share partitions
 
-    def divide(self, own: OwnOffsets) -> None:
+    def divide(self, own: OwnOffsets, now_ms: float) -> None:
         """From now on the share partition has only the offsets `own`; those that were leased before are among them."""
         self._own = own
         self._lease_bound.divide(own)
+        self._reset_key_index(now_ms)
 
     def set_isolations(self, isolations: tuple[Isolation, ...]) -> Update:
         """Set which keys have their records in other share partitions; return the update, which has to be stored."""
@@ -921,7 +962,7 @@ class SharePartition:
             for batch in in_flight.ranges.split(each.first, each.last):
                 in_flight.change_state(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)
                 changed.append(batch)
-        self._reset_key_order()  # the keys of records that were done are not known any more
+        self._reset_key_index(now_ms)  # the keys of records that were done are not known any more
         if is_below_start:
             return full_update(token, self.snapshot(now_ms)), result
         update = self._update(
@@ -1038,6 +1079,11 @@ class SharePartition:
             return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count
         done = sum(self._own.count(each.first, each.last) for each in ranges if each.state in TERMINAL)
         return self._own.count(ranges.start, self.high_watermark - 1) - done
+
+
+def _index_settings(settings: ShareSettings) -> tuple[bool, bool, str]:
+    """Return the settings after whose change all keys have to be read again."""
+    return settings.is_ordered_by_key, settings.has_key_limits, settings.key_header
 
 
 def _own_parts(ranges: Iterable[tuple[int, int]], own: OwnOffsets) -> Iterator[tuple[int, int]]:

@@ -108,8 +108,10 @@ class ShareSettings(NamedTuple):
     `is_committed_only`: records of open and aborted transactions are not offered. `renewal_enabled`: members can renew
     leases. `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the
     dead-letter topic. `backoff`: delay before a released or expired record is offered again. `key_header`: name of the
-    header with the group key of a record; empty for the record's key. `is_fair`: records of a group key with a backlog
-    do not delay those of others.
+    header with the group key of a record; empty for the record's key. `key_leases_max`: maximum number of records of a
+    group key that are leased at once in a topic partition, 0 for no limit. `key_rate`: maximum number of deliveries of
+    a group key that start per second in a topic partition, 0 for no limit; `key_burst` more can start at once. `is_fair`: records of a group
+    key with a backlog do not delay those of others.
     """
 
     lock_ms: int
@@ -125,6 +127,14 @@ class ShareSettings(NamedTuple):
     is_committed_only: bool = False
     key_header: str = ""
     is_fair: bool = False
+    key_leases_max: int = 0
+    key_rate: float = 0.0
+    key_burst: int = 1
+
+    @property
+    def has_key_limits(self) -> bool:
+        """Whether there are limits by key."""
+        return bool(self.key_leases_max or self.key_rate)
 
 
 class DeadLetterReservation(NamedTuple):

@@ -200,12 +200,21 @@ class DescribedPriority(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedKey(_Flexible):
+    """A group key with records that a limit by key holds back."""
+
+    key: bytes = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedPartition(_Flexible):
     """State of one share partition. `start_offset` and `end_offset` bound the records in flight.
 
     Numbers of records: `lag` (neither acknowledged nor dead), `leased`, `in_backoff`, `withheld`, `archiving`, `dead`.
     `holders`: leases by member; `dead_letter_error`: last error of a copy to the dead-letter topic, "" for none;
-    `priorities`: the records of each priority, if the topic has priorities."""
+    `priorities`: the records of each priority, if the topic has priorities. `keys_at_lease_limit` and
+    `keys_at_rate_limit`: number of group keys with records that a limit by key holds back, `limited_keys`: some of
+    them."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -222,6 +231,9 @@ class DescribedPartition(_Flexible):
     holders: tuple[MemberLeases, ...]
     ranges: tuple[LeasedRange, ...]
     priorities: tuple[DescribedPriority, ...] = field(metadata={"tag": 0}, default=())
+    keys_at_lease_limit: int = field(metadata={**_INT64, "tag": 1}, default=0)
+    keys_at_rate_limit: int = field(metadata={**_INT64, "tag": 2}, default=0)
+    limited_keys: tuple[LimitedKey, ...] = field(metadata={"tag": 3}, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

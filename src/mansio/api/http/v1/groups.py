@@ -244,6 +244,9 @@ def _lease_state(found: ShareLeases) -> dict[str, Any]:
         "dead_letter_error": found.dead_letter_error,
         "ranges": [LeasedRange.model_validate(each) for each in found.ranges],
         "priorities": {each.priority: {"lag": each.lag, "leased": each.leased} for each in found.priorities},
+        "keys_at_lease_limit": found.keys_at_lease_limit,
+        "keys_at_rate_limit": found.keys_at_rate_limit,
+        "limited_keys": [key.decode(errors="backslashreplace") for key in found.limited_keys],
     }
 
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.write_combiner import CombinedWrite
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+    from mansio.state.share_partition.key_limits import KeyLimits
     from mansio.state.share_partition.share_index import ShareIndex
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
@@ -119,6 +120,15 @@ class PlannedExchange(NamedTuple):
     records: LogSlice | None = None
 
 
+class LimitedKeyNames(NamedTuple):
+    """Group keys with records that a limit by key holds back: the number of those at their limit of leases and at their
+    rate, and some of them."""
+
+    at_lease_limit: int
+    at_rate_limit: int
+    keys: tuple[bytes, ...]
+
+
 class DeadLetterSink(Protocol):
     """Receives records to be dead-lettered; implemented by `broker.coordinator.share.dead_letter_manager`."""
 
@@ -157,7 +167,8 @@ class ShareDependencies:
     partition. `index_of`: returns the index of a partition's share partitions, the same object as long as it is valid;
     None if there is only one. `load_base`: returns the leader of the share partition `BASE` of another one after its
     state is loaded. `on_queues_changed`: called with the key of the share partition `BASE` of a fair group when backlog
-    queues are added or removed. `on_end`: called with each `SharePartitionLeader` that ended.
+    queues are added or removed. `key_limits`: returns the limits by key that the share partitions of a topic partition
+    share, given one of them and its leader epoch. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -170,6 +181,7 @@ class ShareDependencies:
     index_of: Callable[[Partition], ShareIndex | None]
     load_base: Callable[[ShareKey], Awaitable[SharePartitionLeader]]
     on_queues_changed: Callable[[ShareKey], None]
+    key_limits: Callable[[ShareKey, int], KeyLimits]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
@@ -179,7 +191,7 @@ def _isolation_level(settings: ShareSettings) -> int:
 
 
 class _KeyReader:
-    """Reads the keys of a log for a share partition that is ordered by key, during one acquisition."""
+    """Reads the group keys of a log for a share partition with order or limits by key, during one acquisition."""
 
     __slots__ = ("_partition", "_records_left", "error", "is_interrupted")
 
@@ -189,7 +201,7 @@ class _KeyReader:
         self.error: MansioError | None = None
         """Why the next batch cannot be read. Nothing behind it is offered, because its keys are not known."""
         self.is_interrupted = False
-        """Whether more keys can be added in a later turn of the event loop."""
+        """Whether more records may be found in a later turn of the event loop."""
 
     def add_batch(self, machine: SharePartition, end: int) -> bool:
         """Add the keys of the next batch below the offset `end`; return whether there was one to add."""
@@ -215,7 +227,10 @@ class _KeyReader:
             self._partition.report_damage(begin, error)
             self.error = without_traceback(error)
             return False
+        was_offering = machine.is_offering
         machine.add_keys(header.last_offset + 1, keys)
+        if not was_offering and machine.is_offering:
+            self.is_interrupted = True  # another share partition of the topic partition may offer records now
         self._records_left -= header.last_offset + 1 - begin
         return True
 
@@ -226,6 +241,7 @@ class SharePartitionLeader:
     __slots__ = (
         "_dependencies",
         "_grace_until_ms",
+        "_key_limits",
         "_log_start",
         "_state_epoch",
         "_state_machine",
@@ -275,6 +291,8 @@ class SharePartitionLeader:
         self._timer_due_ms = math.inf
         self._grace_until_ms = -math.inf
         self._log_start = -1
+        self._key_limits: KeyLimits | None = None
+        """The limits by key, if other share partitions of the topic partition have them, too."""
         self._writes = WriteCombiner(dependencies.scheduler, self._begin_write)
 
     @property
@@ -369,7 +387,10 @@ class SharePartitionLeader:
         if base is None and (index := await self._load_fair_index(state, settings)) is not None:
             own = index.offsets_of(BASE)
         self.ensure_leader()
+        if self.end_error is not None:
+            raise copied(self.end_error)
         self._state_epoch = state.state_epoch
+        self._key_limits = dependencies.key_limits(self.key, self.leader_epoch)
         now_ms = self.now_ms()
         state_machine = SharePartition(
             self.key,
@@ -382,6 +403,7 @@ class SharePartitionLeader:
             now_ms=now_ms,
             wall_ms=dependencies.clock.wall_ms(),
             own=own,
+            limits=self._key_limits,
         )
         self._state_machine = state_machine
         if state is not found:
@@ -456,7 +478,7 @@ class SharePartitionLeader:
             machine.settings.key_header,
         )
         index.append(machine.ranges.end)
-        machine.divide(index.offsets_of(BASE))
+        machine.divide(index.offsets_of(BASE), self.now_ms())
         self.fair_scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         self.index = index
 
@@ -472,6 +494,8 @@ class SharePartitionLeader:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._key_limits is not None:
+            self._key_limits.detach(self.key.number)
         self._writes.end()  # their waiters find that this object has ended
         if self.fair_scan is not None:
             self.fair_scan.end(error)
@@ -575,6 +599,27 @@ class SharePartitionLeader:
         machine = self.ready_state_machine() or self.state_machine
         end = self.partition.readable_end(_isolation_level(machine.settings))
         return machine.counts(self.now_ms(), end)
+
+    def limited_keys(self) -> LimitedKeyNames:
+        """Return which group keys have records that a limit by key holds back, some of them by name. The state must be
+        loaded."""
+        machine = self.state_machine
+        found = machine.limited_keys()
+        names: list[bytes] = []
+        records_left = SCANNED_RECORDS_MAX
+        for offset in found.offsets:
+            try:
+                batch = next(self.partition.log.batches(offset))
+                records_left -= read_header(batch).record_count
+                if records_left < 0:
+                    break
+                keys = dict(read_group_keys(batch, machine.settings.key_header))
+            except MansioError:
+                continue
+            key = keys.get(offset)
+            if key is not None:
+                names.append(key)
+        return LimitedKeyNames(found.at_lease_limit, found.at_rate_limit, tuple(names))
 
     def _readable_end(self, settings: ShareSettings) -> int:
         """Return the offset below which records can be leased: committed, covered by the index, and without records of
@@ -736,8 +781,10 @@ class SharePartitionLeader:
         return found
 
     def _end_key_search(self, keys: _KeyReader) -> None:
-        """Continue a search for keys that found no record to offer in a later turn of the event loop. Raises its
-        error."""
+        """Continue a search for keys that found no record to offer in a later turn of the event loop, or when the rate
+        of a key allows one. Raises its error."""
+        if self.state_machine.has_key_limits:
+            self._set_timer()
         if keys.error is not None:
             raise copied(keys.error)
         if keys.is_interrupted:
@@ -966,7 +1013,7 @@ class SharePartitionLeader:
                 self._state_machine,
                 self._dependencies.settings(self.key.group, self.partition),
             )
-            machine.reconfigure(settings)
+            machine.reconfigure(settings, self.now_ms())
             if self.fair_scan is not None:
                 self.fair_scan.reconfigure(settings)
             elif settings.is_fair and self.key.number == BASE and self.topic_index is None:

@@ -28,7 +28,10 @@ from mansio.config.share_group_config import (
     DELIVERY_COUNT_LIMIT,
     EARLIEST,
     ISOLATION_LEVEL,
+    KEY_BURST,
     KEY_HEADER,
+    KEY_LEASES_MAX,
+    KEY_RATE,
     RECORD_LOCK_DURATION,
     RECORD_LOCKS_MAX,
     RENEW_ACKNOWLEDGE_ENABLE,
@@ -55,6 +58,7 @@ from mansio.errors import (
 from mansio.host.gather_results import gather_results
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
+from mansio.state.share_partition.key_limits import KeyLimits
 from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
@@ -158,6 +162,7 @@ class SharePartitionManager:
             self._index_of,
             self._load_base,
             self._forget_found,
+            self._limits_of,
             dead_letters or NoDeadLetters(),
             self._on_end,
         )
@@ -166,6 +171,8 @@ class SharePartitionManager:
         """By group and topic partition, what `find` has returned, as long as none of the leaders has ended."""
         self._by_group: dict[str, dict[ShareKey, SharePartitionLeader]] = {}
         self._by_partition: dict[tuple[bytes, int], dict[ShareKey, SharePartitionLeader]] = {}
+        self._key_limits: dict[tuple[ShareKey, int], KeyLimits] = {}
+        """By share partition `BASE` and leader epoch, the limits by key that several share partitions share."""
         self._failures: dict[ShareKey, tuple[float, MansioError, LoadedState | None]] = {}
         self._dead_letter_timers: dict[
             ShareKey, Timer
@@ -281,6 +288,15 @@ class SharePartitionManager:
             if not places:
                 del self._found[key.group]
 
+    def _limits_of(self, key: ShareKey, leader_epoch: int) -> KeyLimits:
+        """Return the limits by key of the topic partition, given one of its share partitions; new ones if none of them
+        is loaded in this leader epoch."""
+        place = (key._replace(number=BASE), leader_epoch)
+        limits = self._key_limits.get(place)
+        if limits is None:
+            limits = self._key_limits[place] = KeyLimits(self._now_ms())
+        return limits
+
     async def keys_of(self, key: ShareKey) -> list[ShareKey]:
         """Return the keys of all share partitions of a topic partition of which the group may have state, that of
         `BASE` first, given one of them."""
@@ -325,6 +341,8 @@ class SharePartitionManager:
         self._forget_found(key)
         _remove_from_index(self._by_group, key.group, key)
         _remove_from_index(self._by_partition, (key.topic_id, key.partition), key)
+        if share_partition.index is not None:
+            self._drop_limits(key, share_partition.leader_epoch)
         error = share_partition.end_error
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
@@ -335,6 +353,15 @@ class SharePartitionManager:
             self._schedule_dead_letters(share_partition)
         else:
             self._cancel_dead_letters(key)
+
+    def _drop_limits(self, key: ShareKey, leader_epoch: int) -> None:
+        """Drop the limits by key of a topic partition whose last share partition in this leader epoch has ended."""
+        others = self._by_partition.get((key.topic_id, key.partition), {})
+        if not any(
+            other.group == key.group and leader.leader_epoch == leader_epoch
+            for other, leader in others.items()
+        ):
+            self._key_limits.pop((key._replace(number=BASE), leader_epoch), None)
 
     def _schedule_dead_letters(self, share_partition: SharePartitionLeader) -> None:
         """Schedule a reload of a share partition with waiting dead letters, also if no member uses the group.
@@ -426,10 +453,7 @@ class SharePartitionManager:
                 and share_partition.is_ready
                 and not share_partition.has_waiters_or_writes
             )
-            counts = share_partition.state_machine.counts(self._now_ms()) if idle else None
-            if share_partition.is_stale or (
-                counts is not None and not counts.holders and not counts.archiving
-            ):
+            if share_partition.is_stale or (idle and _may_be_dropped(share_partition)):
                 share_partition.end(
                     NotLeaderOrFollower(f"idle share partition of {share_partition.partition.name}")
                 )
@@ -503,6 +527,15 @@ class SharePartitionManager:
                 logger.warning("leases_not_released", extra=fields(group=group, member=member, reason=error))
 
 
+def _may_be_dropped(share_partition: SharePartitionLeader) -> bool:
+    """Return whether an idle leader object can be dropped. With a rate of keys it is kept while records wait: a member
+    that asks rarely would find empty buckets each time."""
+    machine = share_partition.state_machine
+    counts = machine.counts(share_partition.now_ms())
+    waits_for_rate = machine.settings.key_rate > 0 and counts.lag > 0
+    return not counts.holders and not counts.archiving and not waits_for_rate
+
+
 def _remove_from_index(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:
     del index[name][key]
     if not index[name]:
@@ -515,6 +548,7 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
     `is_dead_letter_topic`: the topic is a dead-letter topic, whose records are not dead-lettered."""
     record_locks_max = effective_value(RECORD_LOCKS_MAX, configs)
     order = effective_value(SHARE_ORDER, configs)
+    has_limits = order != "partition"
     return ShareSettings(
         lock_ms=effective_value(RECORD_LOCK_DURATION, configs),
         delivery_limit=effective_value(DELIVERY_COUNT_LIMIT, configs),
@@ -535,6 +569,9 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
         is_committed_only=effective_value(ISOLATION_LEVEL, configs) == "read_committed",
         key_header=effective_value(KEY_HEADER, configs),
         is_fair=effective_value(SHARE_FAIR, configs) == "true" and order == "none",
+        key_leases_max=effective_value(KEY_LEASES_MAX, configs) if has_limits else 0,
+        key_rate=effective_value(KEY_RATE, configs) if has_limits else 0.0,
+        key_burst=effective_value(KEY_BURST, configs),
     )
 
 

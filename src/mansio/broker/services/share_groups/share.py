@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
+from mansio.broker.coordinator.share.partition_leader import LimitedKeyNames
 from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
 from mansio.broker.coordinator.share.share_partitions import merge_slices
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
@@ -65,6 +66,11 @@ if TYPE_CHECKING:
 
 PARTITIONS_MAX: Final = 10_000
 """Maximum number of partitions in one request without a share session."""
+
+NO_LIMITED_KEYS: Final = LimitedKeyNames(0, 0, ())
+
+LIMITED_KEYS_MAX: Final = 10
+"""Maximum number of group keys at a limit that a description names."""
 
 LEASE_RANGES_MAX: Final = 10_000
 """Maximum number of leased ranges in the description of one share partition."""
@@ -131,7 +137,8 @@ class SharePartitionDescription:
     """Record counts and leases of one topic partition in a share group, or the error for which it cannot be described.
 
     `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none. `by_number`: the
-    counts of the share partitions that the index of the topic partition names."""
+    counts of the share partitions that the index of the topic partition names. `limited_keys`: sums over the share
+    partitions, so a key counts for each in which records of it wait."""
 
     topic_id: bytes
     partition: int
@@ -140,6 +147,17 @@ class SharePartitionDescription:
     dead_letter_error: str = ""
     ranges: Sequence[LeaseRange] = field(default=())
     by_number: Sequence[tuple[int, ShareCounts]] = field(default=())
+    limited_keys: LimitedKeyNames = field(default=NO_LIMITED_KEYS)
+
+
+def _limited_keys(shares: SharePartitions) -> LimitedKeyNames:
+    found = [leader.limited_keys() for leader in shares.leaders if leader.state_machine.has_key_limits]
+    names = dict.fromkeys(key for each in found for key in each.keys)
+    return LimitedKeyNames(
+        sum(each.at_lease_limit for each in found),
+        sum(each.at_rate_limit for each in found),
+        tuple(names)[:LIMITED_KEYS_MAX],
+    )
 
 
 class ShareService:
@@ -357,6 +375,7 @@ class ShareService:
             next(filter(None, errors), ""),
             tuple(shares.leased_ranges(ranges_max)),
             tuple((each.number, count) for each, count in counts if each.number in names),
+            _limited_keys(shares),
         )
 
     # ------------------------------------------------------------------ redrive

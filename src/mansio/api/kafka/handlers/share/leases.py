@@ -116,6 +116,9 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
             }
             for number, each in found.by_number
         ],
+        "keys_at_lease_limit": found.limited_keys.at_lease_limit,
+        "keys_at_rate_limit": found.limited_keys.at_rate_limit,
+        "limited_keys": [{"key": key} for key in found.limited_keys.keys],
     }
 
 
