@@ -5,8 +5,9 @@
     batches    the same with 100 records at a time
     restart    time from the start of the broker to the first record, with the backlog waiting
 
-Workers of `wait` are one process with asynchronous members, each of which takes a few milliseconds for a record; tenants
-publish at half of the rate that the workers could handle. Times are those of one machine's clock, in the records' values.
+Workers of `wait` are one process with asynchronous members, each of which takes a few milliseconds for a record;
+tenants publish at half of the rate that the workers could handle. Times are those of one machine's clock, in the
+records' values.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def report(name: str, found: list[float]) -> None:
     found.sort()
     values = [found[min(int(len(found) * part), len(found) - 1)] * 1000 for part in (0.5, 0.99, 1.0)]
     print(
-        f"{name}: {len(found):,} records waited {values[0]:.1f} ms (median), {values[1]:.1f} (p99), {values[2]:.1f} (max)"
-        f"; load {os.getloadavg()[0]:.1f}",
+        f"{name}: {len(found):,} records waited {values[0]:.1f} ms (median), {values[1]:.1f} (p99),"
+        f" {values[2]:.1f} (max); load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
@@ -161,8 +162,8 @@ def measure_rates(server: Server, batch: int, name: str, arguments: argparse.Nam
             )
         ratios.append(rates[True] / rates[False])
     print(
-        f"{name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the rate without fairness;"
-        f" load {os.getloadavg()[0]:.1f}",
+        f"{name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the rate without"
+        f" fairness; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 

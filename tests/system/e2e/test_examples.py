@@ -401,6 +401,10 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "leases": "b'ann' b'paid'\n",
         "async-leases": "True\n",
         "confluent-by-key": "True\n",
+        "fair-publish": "",
+        "fair-receive": "True\n",
+        "fair-confluent": "True\n",
+        "fair-sqs": "True\n",
         "run": "packed b'bob'\n",
     }
     found = examples("docs/reference/delivery.md")

@@ -321,6 +321,9 @@ def _share_groups(broker: RunningBroker) -> Iterator[Measurement]:
         yield _gauge(
             "share_limited_keys", "Group keys whose records wait for a limit by key.", keys, limit=limit
         )
+    scans = [each.fair_scan for each in share_partitions if each.fair_scan is not None]
+    isolated = sum(scan.index.isolated_count for scan in scans)
+    yield _gauge("share_isolated_keys", "Group keys with a backlog that fair groups have isolated.", isolated)
     yield _gauge(
         "share_sessions",
         "Members of share groups that fetch from this broker.",

@@ -24,6 +24,7 @@ from mansio.config.share_group_config import (
     KEY_HEADER,
     KEY_LEASES_MAX,
     KEY_RATE,
+    SHARE_FAIR,
     SHARE_ORDER,
 )
 from mansio.errors import StorageError
@@ -134,7 +135,7 @@ _NEW_BROKER_CONFIGS: Final = frozenset(
 )
 """Dynamic settings of brokers that version 0.1.0 does not have: its groups would get other leases and limits."""
 
-_NEW_GROUP_CONFIGS: Final = frozenset({KEY_HEADER, KEY_LEASES_MAX, KEY_RATE})
+_NEW_GROUP_CONFIGS: Final = frozenset({KEY_HEADER, KEY_LEASES_MAX, KEY_RATE, SHARE_FAIR})
 """Settings of groups that version 0.1.0 does not have."""
 
 _FIRST_DELIVERY_COUNTS: Final = range(2, 11)

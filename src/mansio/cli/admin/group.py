@@ -484,6 +484,8 @@ def _share_partition_row(one: TopicPartition, found: ShareLeases) -> dict[str, A
         "keys_at_lease_limit": found.keys_at_lease_limit,
         "keys_at_rate_limit": found.keys_at_rate_limit,
         "limited_keys": [printable(key) for key in found.limited_keys],
+        "isolated_key_count": found.isolated_key_count,
+        "isolated_keys": [printable(key) for key in found.isolated_keys],
     }
 
 
@@ -522,6 +524,11 @@ def show_share_group(found: dict[str, Any]) -> None:
     for row in partitions:
         if row["keys_at_lease_limit"] or row["keys_at_rate_limit"]:
             print(f"\n{_limited_keys(row)}")
+        if row["isolated_key_count"]:
+            isolated = count_text(row["isolated_key_count"], "key")
+            print(
+                f"\n{row['topic']}-{row['partition']}: {isolated} with a backlog: {', '.join(row['isolated_keys'])}"
+            )
         if row["dead_letter_error"]:
             name = f"{row['topic']}-{row['partition']}"
             print(

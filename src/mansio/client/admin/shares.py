@@ -102,7 +102,8 @@ class ShareLeases:
     `dead_letter_error` is the reason why copies to the dead-letter topic are delayed, "" if none failed. `priorities`
     has the state of each priority, the highest first, on a topic with priorities. `keys_at_lease_limit` and
     `keys_at_rate_limit` are numbers of group keys with records that a limit by key holds back, `limited_keys` are some
-    of them, at most ten.
+    of them, at most ten. `isolated_key_count` is the number of group keys whose backlog a fair group keeps apart from
+    the records of others, `isolated_keys` are at most ten of them; one of more than 64 bytes is replaced by a digest.
     """
 
     start_offset: int
@@ -120,6 +121,8 @@ class ShareLeases:
     keys_at_lease_limit: int = 0
     keys_at_rate_limit: int = 0
     limited_keys: tuple[bytes, ...] = ()
+    isolated_key_count: int = 0
+    isolated_keys: tuple[bytes, ...] = ()
 
 
 class ShareAdmin:
@@ -329,4 +332,6 @@ def _leases(entry: Any) -> ShareLeases:
         entry.keys_at_lease_limit,
         entry.keys_at_rate_limit,
         tuple(one.key for one in entry.limited_keys),
+        entry.isolated_key_count,
+        tuple(one.key for one in entry.isolated_keys),
     )

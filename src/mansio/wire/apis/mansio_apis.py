@@ -200,8 +200,8 @@ class DescribedPriority(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitedKey(_Flexible):
-    """A group key with records that a limit by key holds back."""
+class GroupKey(_Flexible):
+    """A group key."""
 
     key: bytes = field(metadata=_BYTES)
 
@@ -214,7 +214,8 @@ class DescribedPartition(_Flexible):
     `holders`: leases by member; `dead_letter_error`: last error of a copy to the dead-letter topic, "" for none;
     `priorities`: the records of each priority, if the topic has priorities. `keys_at_lease_limit` and
     `keys_at_rate_limit`: number of group keys with records that a limit by key holds back, `limited_keys`: some of
-    them."""
+    them. `isolated_key_count`: number of group keys with a backlog that a fair group has isolated, `isolated_keys`:
+    some of them, a long one as its digest."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -233,7 +234,9 @@ class DescribedPartition(_Flexible):
     priorities: tuple[DescribedPriority, ...] = field(metadata={"tag": 0}, default=())
     keys_at_lease_limit: int = field(metadata={**_INT64, "tag": 1}, default=0)
     keys_at_rate_limit: int = field(metadata={**_INT64, "tag": 2}, default=0)
-    limited_keys: tuple[LimitedKey, ...] = field(metadata={"tag": 3}, default=())
+    limited_keys: tuple[GroupKey, ...] = field(metadata={"tag": 3}, default=())
+    isolated_key_count: int = field(metadata={**_INT64, "tag": 4}, default=0)
+    isolated_keys: tuple[GroupKey, ...] = field(metadata={"tag": 5}, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

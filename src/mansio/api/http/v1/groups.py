@@ -247,6 +247,8 @@ def _lease_state(found: ShareLeases) -> dict[str, Any]:
         "keys_at_lease_limit": found.keys_at_lease_limit,
         "keys_at_rate_limit": found.keys_at_rate_limit,
         "limited_keys": [key.decode(errors="backslashreplace") for key in found.limited_keys],
+        "isolated_key_count": found.isolated_key_count,
+        "isolated_keys": [key.decode(errors="backslashreplace") for key in found.isolated_keys],
     }
 
 

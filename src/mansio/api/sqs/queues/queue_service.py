@@ -282,6 +282,7 @@ class QueueService:
                 ),
                 "mansio.retry.backoff.ms": "0",
                 "mansio.share.order": "key" if attributes.is_fifo else "none",
+                "mansio.share.fair": "false" if attributes.is_fifo else "true",
                 "mansio.deadletterqueue.enable": "false" if redrive is None else "true",
                 "errors.deadletterqueue.topic.name": None if redrive is None else redrive.queue,
             },

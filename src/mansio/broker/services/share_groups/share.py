@@ -70,7 +70,7 @@ PARTITIONS_MAX: Final = 10_000
 NO_LIMITED_KEYS: Final = LimitedKeyNames(0, 0, ())
 
 LIMITED_KEYS_MAX: Final = 10
-"""Maximum number of group keys at a limit that a description names."""
+"""Maximum number of group keys at a limit, or isolated, that a description names."""
 
 LEASE_RANGES_MAX: Final = 10_000
 """Maximum number of leased ranges in the description of one share partition."""
@@ -137,7 +137,8 @@ class SharePartitionDescription:
     """Record counts and leases of one topic partition in a share group, or the error for which it cannot be described.
 
     `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none. `by_number`: the
-    counts of the share partitions that the index of the topic partition names. `limited_keys`: sums over the share
+    counts of the share partitions that the index of the topic partition names. `isolated_count`: number of group keys
+    with a backlog that a fair group has isolated, `isolated_keys`: some of them. `limited_keys`: sums over the share
     partitions, so a key counts for each in which records of it wait."""
 
     topic_id: bytes
@@ -148,6 +149,8 @@ class SharePartitionDescription:
     ranges: Sequence[LeaseRange] = field(default=())
     by_number: Sequence[tuple[int, ShareCounts]] = field(default=())
     limited_keys: LimitedKeyNames = field(default=NO_LIMITED_KEYS)
+    isolated_count: int = 0
+    isolated_keys: Sequence[bytes] = field(default=())
 
 
 def _limited_keys(shares: SharePartitions) -> LimitedKeyNames:
@@ -365,6 +368,7 @@ class ShareService:
     def _describe(self, shares: SharePartitions, ranges_max: int) -> SharePartitionDescription:
         counts = [(leader.key, leader.counts()) for leader in shares.leaders]
         names = {} if shares.index is None else shares.index.names
+        scan = shares.leaders[0].fair_scan
         errors = (self._dead_letters.last_error_of(key) for key, _ in counts)
         key = counts[0][0]
         return SharePartitionDescription(
@@ -376,6 +380,8 @@ class ShareService:
             tuple(shares.leased_ranges(ranges_max)),
             tuple((each.number, count) for each, count in counts if each.number in names),
             _limited_keys(shares),
+            0 if scan is None else scan.index.isolated_count,
+            () if scan is None else scan.index.isolated_keys(LIMITED_KEYS_MAX),
         )
 
     # ------------------------------------------------------------------ redrive

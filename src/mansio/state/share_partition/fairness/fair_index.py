@@ -132,6 +132,10 @@ class FairIndex(OffsetNumbers):
         """Number of keys that are isolated now."""
         return sum(each.end == OPEN_END for each in self.isolations)
 
+    def isolated_keys(self, keys_max: int) -> tuple[bytes, ...]:
+        """Return some of the keys that are isolated now, at most so many; a long one as its digest."""
+        return tuple(each.key for each in self.isolations if each.end == OPEN_END)[:keys_max]
+
     @property
     def has_open_isolation(self) -> bool:
         """Whether a key is isolated now."""

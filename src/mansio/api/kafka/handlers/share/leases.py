@@ -119,6 +119,8 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
         "keys_at_lease_limit": found.limited_keys.at_lease_limit,
         "keys_at_rate_limit": found.limited_keys.at_rate_limit,
         "limited_keys": [{"key": key} for key in found.limited_keys.keys],
+        "isolated_key_count": found.isolated_count,
+        "isolated_keys": [{"key": key} for key in found.isolated_keys],
     }
 
 
