@@ -24,6 +24,9 @@ def number_of(key: bytes | None) -> int:
 class TurnOrder:
     """One record of each share partition in turn."""
 
+    may_exceed = True
+    measures_leases = False
+
     def __init__(self) -> None:
         self._last_served = 0
 

@@ -87,6 +87,7 @@ from mansio.state.share_partition.types import (
     ARCHIVED,
     ARCHIVING,
     AVAILABLE,
+    BASE,
     CAUSE_DELIVERY_LIMIT,
     CAUSE_REJECTED,
     GAP,
@@ -1078,7 +1079,9 @@ class SharePartition:
         if self._own is None:
             return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count
         done = sum(self._own.count(each.first, each.last) for each in ranges if each.state in TERMINAL)
-        return self._own.count(ranges.start, self.high_watermark - 1) - done
+        known = self._own.count(ranges.start, self.high_watermark - 1) - done
+        is_base = self.key.number == BASE  # it may have what is not known yet
+        return known + (max(self.high_watermark - max(self._own.end, ranges.start), 0) if is_base else 0)
 
 
 def _index_settings(settings: ShareSettings) -> tuple[bool, bool, str]:

@@ -57,6 +57,12 @@ class AcquisitionOrder(Protocol):
     """In which order, and how many, records of each share partition of a topic partition are acquired. One object for
     each group, in memory: the deliveries of all members count together."""
 
+    may_exceed: bool
+    """Whether a member that takes whole batches may get more records than its part."""
+
+    measures_leases: bool
+    """Whether `record_end` has to be called."""
+
     def divide(self, records_max: int, available: Mapping[int, int]) -> Sequence[tuple[int, int]]:
         """Return (number, records) in the order of acquisition, at most `records_max` records in all.
 

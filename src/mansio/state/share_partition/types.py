@@ -110,8 +110,8 @@ class ShareSettings(NamedTuple):
     dead-letter topic. `backoff`: delay before a released or expired record is offered again. `key_header`: name of the
     header with the group key of a record; empty for the record's key. `key_leases_max`: maximum number of records of a
     group key that are leased at once in a topic partition, 0 for no limit. `key_rate`: maximum number of deliveries of
-    a group key that start per second in a topic partition, 0 for no limit; `key_burst` more can start at once. `is_fair`: records of a group
-    key with a backlog do not delay those of others.
+    a group key that start per second in a topic partition, 0 for no limit; `key_burst` more can start at once.
+    `is_fair`: records of a group key with a backlog do not delay those of others.
     """
 
     lock_ms: int

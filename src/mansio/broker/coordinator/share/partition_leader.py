@@ -782,7 +782,9 @@ class SharePartitionLeader:
 
     def _end_key_search(self, keys: _KeyReader) -> None:
         """Continue a search for keys that found no record to offer in a later turn of the event loop, or when the rate
-        of a key allows one. Raises its error."""
+        of a key allows one. Raises its error, or that of the scan of a fair group."""
+        if self.fair_scan is not None and self.fair_scan.error is not None:
+            raise copied(self.fair_scan.error)
         if self.state_machine.has_key_limits:
             self._set_timer()
         if keys.error is not None:

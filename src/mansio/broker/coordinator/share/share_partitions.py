@@ -185,7 +185,7 @@ class SharePartitions:
                         member,
                         wanted,
                         space,
-                        strict=strict or not is_first_limit or locks <= records,
+                        strict=strict or not (order.may_exceed and is_first_limit) or locks <= records,
                         is_first=is_first and not delivered,
                         lease_ms=lease_ms,
                     )
@@ -227,12 +227,13 @@ class SharePartitions:
         try:
             for number, part in parts.items():
                 leader = self._by_number[number]
-                held = _held_leases(leader, part)
+                order = self._order
+                held = None if order is None or not order.measures_leases else _held_leases(leader, part)
                 update = leader.call_machine(leader.acknowledge, member, part)
                 if update is not None:
                     updates.append((leader, update))
-                if self._order is not None and held.records:
-                    self._order.record_end(number, *held)
+                if order is not None and held is not None and held.records:
+                    order.record_end(number, *held)
         except MansioError:
             # All acknowledgements were checked, so this is a defect. The changes that were applied must be stored.
             for leader, update in updates:

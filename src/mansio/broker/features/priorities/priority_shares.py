@@ -41,6 +41,9 @@ class PriorityShares:
 
     __slots__ = ("_due",)
 
+    may_exceed = True
+    measures_leases = False
+
     def __init__(self) -> None:
         self._due: dict[Priority, int] = dict.fromkeys(PRIORITIES[1:], 0)
 

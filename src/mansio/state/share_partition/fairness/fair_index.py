@@ -24,7 +24,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from mansio.state.share_partition.fairness.fair_order import FairOrder
@@ -85,6 +85,7 @@ class FairIndex(OffsetNumbers):
         "_counts_of_keys",
         "_delivered",
         "_isolated",
+        "_keys_of_queues",
         "_order",
         "_queues",
         "decided_end",
@@ -114,6 +115,8 @@ class FairIndex(OffsetNumbers):
         self._delivered: dict[int, int] = {}
         """By backlog queue, the offset below which its records were delivered."""
         self._queues: set[int] = set()
+        self._keys_of_queues: Counter[int] = Counter()
+        """By backlog queue, the number of keys that are isolated in it now."""
         self._isolated: dict[tuple[str, bytes], _IsolatedKey] = {}
         self._order = FairOrder(self._weight_of)
         self.isolations: Isolations = ()
@@ -130,7 +133,7 @@ class FairIndex(OffsetNumbers):
     @property
     def isolated_count(self) -> int:
         """Number of keys that are isolated now."""
-        return sum(each.end == OPEN_END for each in self.isolations)
+        return self._keys_of_queues.total()
 
     def isolated_keys(self, keys_max: int) -> tuple[bytes, ...]:
         """Return some of the keys that are isolated now, at most so many; a long one as its digest."""
@@ -139,7 +142,7 @@ class FairIndex(OffsetNumbers):
     @property
     def has_open_isolation(self) -> bool:
         """Whether a key is isolated now."""
-        return any(each.end == OPEN_END for each in self.isolations)
+        return bool(self._keys_of_queues)
 
     def offsets_of(self, number: int) -> NumberedOffsets:
         """Return the offsets of one share partition."""
@@ -165,15 +168,10 @@ class FairIndex(OffsetNumbers):
         )
 
     def _weight_of(self, number: int) -> int:
-        """Return the number of keys with records that wait in a share partition, at least 1."""
+        """Return the number of keys that wait in a share partition, or are isolated in it, at least 1."""
         if number == BASE:
             return max(len(self._counts_of_keys), 1)
-        keys = sum(
-            each.last >= self._delivered.get(number, 0)
-            for each in self._isolated.values()
-            if each.isolations[-1].number == number
-        )
-        return max(keys, 1)
+        return max(self._keys_of_queues.get(number, 0), 1)
 
     def _backlog_max(self) -> int:
         scale = 1 + self.isolated_count / ISOLATED_KEYS_SCALE
@@ -203,7 +201,7 @@ class FairIndex(OffsetNumbers):
 
     def has_open_isolation_of(self, number: int) -> bool:
         """Whether a key is isolated in this backlog queue now."""
-        return any(each.end == OPEN_END and each.number == number for each in self.isolations)
+        return number in self._keys_of_queues
 
     # Changes of the isolations, which are to be stored
 
@@ -284,10 +282,8 @@ class FairIndex(OffsetNumbers):
         kept = self._kept_isolations()
         if len(kept) >= ISOLATIONS_MAX:
             return None
-        keys_of_queues = dict.fromkeys(BACKLOG_QUEUES, 0)
-        for each in kept:
-            keys_of_queues[each.number] += each.end == OPEN_END
-        number = min(BACKLOG_QUEUES, key=lambda each: (keys_of_queues[each], each not in self._queues, each))
+        keys_of = self._keys_of_queues
+        number = min(BACKLOG_QUEUES, key=lambda each: (keys_of[each], each not in self._queues, each))
         return (*kept, Isolation(number, offset, OPEN_END, self.header, key))
 
     def _closed(self, ends: Mapping[tuple[str, bytes], int]) -> Isolations:
@@ -331,6 +327,7 @@ class FairIndex(OffsetNumbers):
         last = {name: key.last for name, key in self._isolated.items()}
         self.isolations = isolations
         self._isolated = {}
+        self._keys_of_queues = Counter(each.number for each in isolations if each.end == OPEN_END)
         for each in isolations:
             name = (each.header, each.key)
             key = self._isolated.setdefault(name, _IsolatedKey())

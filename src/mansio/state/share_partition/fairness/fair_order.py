@@ -36,6 +36,9 @@ class FairOrder:
 
     __slots__ = ("_mean_ms", "_now", "_times", "_weight_of")
 
+    may_exceed = False
+    measures_leases = True
+
     def __init__(self, weight_of: Callable[[int], int]) -> None:
         """`weight_of`: returns the number of keys that wait in a share partition, at least 1."""
         self._weight_of = weight_of
