@@ -15,8 +15,7 @@ from mansio.wire.apis import produce as produce_wire
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
-from sim.key_order import key_of
-from sim.priorities import headers_of
+from sim import fairness, key_order, priorities
 from support.present import present
 
 if TYPE_CHECKING:
@@ -173,15 +172,21 @@ class Producer(Client):
             self.world.checker.producer_ids.add(found.producer_id)
             self.producer = (found.producer_id, found.producer_epoch)
 
+    def _key_and_headers(self, value: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes], ...]]:
+        seed = self.world.seed
+        if self.world.feature is None and fairness.has_fairness(seed):
+            return fairness.key_of(value), fairness.headers_of(value)
+        return key_order.key_of(seed, value), priorities.headers_of(seed, value)
+
     async def _send(self, values: list[bytes]) -> bool:
         """Once. True: send the same again."""
         numbered = self.idempotent
         padding = b" " * self.random.choice((0, 0, 400))
-        seed = self.world.seed
         batch = build_batch(
             [
-                (self.world.wall_ms(), key_of(seed, value), value + padding, headers_of(seed, value))
+                (self.world.wall_ms(), key, value + padding, headers)
                 for value in values
+                for key, headers in (self._key_and_headers(value),)
             ],
             producer_id=self.producer[0] if numbered else -1,
             producer_epoch=self.producer[1] if numbered else -1,
