@@ -134,6 +134,8 @@ class Producer(Client):
         self.idempotent = idempotent
         self.acks = acks
         self.pace_ms = pace_ms
+        self._has_fairness = world.feature is None and fairness.has_fairness(world.seed)
+        self._sizes = fairness.BATCH_SIZES if self._has_fairness else (1, 1, 3)
         self.producer = (-1, -1)
         self.sequence = 0
         self.number = 0
@@ -148,7 +150,7 @@ class Producer(Client):
             if self.idempotent and self.producer[0] < 0:
                 await self._become()
                 continue
-            values = [f"{self.name}:{self.number + n}".encode() for n in range(self.random.choice((1, 1, 3)))]
+            values = [f"{self.name}:{self.number + n}".encode() for n in range(self.random.choice(self._sizes))]
             self.number += len(values)
             self.waits_since_ms = self.world.simulation.now_ms
             while await self._send(values) and not self.world.over:
@@ -173,9 +175,9 @@ class Producer(Client):
             self.producer = (found.producer_id, found.producer_epoch)
 
     def _key_and_headers(self, value: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes], ...]]:
-        seed = self.world.seed
-        if self.world.feature is None and fairness.has_fairness(seed):
+        if self._has_fairness:
             return fairness.key_of(value), fairness.headers_of(value)
+        seed = self.world.seed
         return key_order.key_of(seed, value), priorities.headers_of(seed, value)
 
     async def _send(self, values: list[bytes]) -> bool:

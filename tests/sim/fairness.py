@@ -24,7 +24,7 @@ FIRST_SEED: Final = 700_000
 
 HEADER: Final = "tenant"
 BOUNDS: Final = (
-    (fair_index, "BACKLOG_MAX", 3),
+    (fair_index, "BACKLOG_MAX", 1),
     (fair_index, "ISOLATED_KEYS_SCALE", 4),
     (fair_index, "ISOLATIONS_MAX", 12),
     (fair_index, "BACKLOG_QUEUES", range(16, 19)),
@@ -34,6 +34,9 @@ BOUNDS: Final = (
     (offset_numbers, "CHUNK_OFFSETS", 64),
 )
 """Module, name, and a value that a history of some seconds reaches."""
+
+BATCH_SIZES: Final = (1, 2, 6)
+"""Of producers, in records."""
 
 NOISY_RECORDS: Final = 60
 """Records of a producer after which another key is the noisy one."""
