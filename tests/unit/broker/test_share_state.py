@@ -232,6 +232,16 @@ def test_a_write_that_comes_late_or_again_is_refused() -> None:
     write(G, WriteToken(session, 3), 0, 0, leased(2, 3))
 
 
+def test_a_state_that_was_created_is_not_created_again_by_a_repeated_request() -> None:
+    room = StateRoom()
+    room.begin(G)
+    session = room.persister._read_sessions[G].session
+    room.write(G, leased(0, 1))
+    with pytest.raises(NotCoordinator, match="is late or repeated"):
+        room.store.write(G, WriteToken(session, 1), 0, 0, begun())
+    assert room.read(G).changes == leased(0, 1).changes
+
+
 def test_what_does_not_exist_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:
     room = StateRoom()
     room.begin(G)
