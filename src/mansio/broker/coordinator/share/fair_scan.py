@@ -168,7 +168,9 @@ class FairScan:
         partition, index = self._leader.partition, self.index
         begin = index.end
         try:
-            batch = next(partition.log.batches(begin))
+            batch = next(partition.log.batches(begin), None)
+            if batch is None:  # the log was truncated: this broker does not lead the partition any more
+                return False
             header = read_header(batch)
             keys = {}
             try:
@@ -300,6 +302,9 @@ def load_index(
     of the backlog queues."""
     states = (state, *queues)
     lowest = min(min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states)
+    if len(queues) < len({each.number for each in state.isolations}):
+        # A backlog queue without a state begins with its first isolation.
+        lowest = min(lowest, *[each.first for each in state.isolations])
     ends = [decided_end_of(each, log_end) for each in states]
     ends += [each.end for each in state.isolations if each.end != OPEN_END]
     start, decided_end = max(lowest, log_start), min(max(ends), log_end)

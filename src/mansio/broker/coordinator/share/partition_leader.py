@@ -451,7 +451,7 @@ class SharePartitionLeader:
     def _begin_fairness(self, machine: SharePartition) -> None:
         """Let records of keys with a backlog go to backlog queues from now on. All that were leased stay in `BASE`."""
         index = FairIndex(
-            max(machine.ranges.start, self.partition.start_offset),
+            max(machine.lowest_offset, self.partition.start_offset),
             (),
             machine.ranges.end,
             machine.settings.key_header,
