@@ -317,6 +317,7 @@ class SharePartition:
         batch_ends: Sequence[int],
         now_ms: float,
         lease_ms: int = -1,
+        locks_max: int | None = None,
         aborted: Sequence[tuple[int, int]] = (),
     ) -> tuple[list[AcquiredRange], Update | None]:
         """Lease available offsets within the ranges `read`, whose records are in the response and below the high
@@ -324,6 +325,7 @@ class SharePartition:
 
         `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
         ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
+        `locks_max`: lease at most so many records, also if not `strict`; None for as many as there are free locks.
         `aborted`: ascending ranges in `read` of aborted records, which are never delivered. Returns the
         leased ranges, and the update that stores the leases: the caller must call `mark_persisted` before the member
         receives the records.
@@ -347,10 +349,11 @@ class SharePartition:
             picked = self._planned[1]
         else:
             picked = in_flight.key_order.pick(read)
+        locks = self.settings.record_locks_max - in_flight.leased_count
         chosen = acquisition.choose_offsets(
             acquisition.restrict_to_read(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
-            self.settings.record_locks_max - in_flight.leased_count,
+            locks if locks_max is None or locks < locks_max else locks_max,
             strict=strict,
             batch_ends=batch_ends,
         )

@@ -199,9 +199,10 @@ class SharePartitions:
                         member,
                         wanted,
                         space,
-                        strict=strict or not is_first_limit or locks <= records,
+                        strict=strict or not is_first_limit,
                         is_first=is_first and not delivered,
                         lease_ms=lease_ms,
+                        locks_max=locks,
                     )
                 except MansioError as error:
                     failure, acquired = without_traceback(error), None
