@@ -46,7 +46,7 @@ SCAN_AHEAD_RECORDS: Final = 100_000
 """Number of records that may wait in `BASE` before no more keys are read."""
 
 REVIEW_INTERVAL_MS: Final = 1_000
-"""Interval in which isolations that are not needed any more are ended, while there are any."""
+"""Interval in which isolations and numbers that are not needed any more are removed, while there are any."""
 
 
 class FairLeader(Protocol):
@@ -242,7 +242,8 @@ class FairScan:
         leader.store([update], on_stored)
 
     def _set_review_timer(self) -> None:
-        if self._review_timer is None and len(self.index.numbers) > 1 and self._leader.end_error is None:
+        is_needed = len(self.index.numbers) > 1 or self.index.mixed_chunk_count
+        if self._review_timer is None and is_needed and self._leader.end_error is None:
             self._review_timer = self._scheduler.call_later(REVIEW_INTERVAL_MS, self._review)
 
     def _note_progress(self) -> None:
