@@ -21,6 +21,8 @@ from mansio.errors import (
 from mansio.state.share_partition.snapshot import fold
 from mansio.state.share_partition.state_records import UPDATE, decode_value, encode_key, encode_update
 from mansio.state.share_partition.types import (
+    OPEN_END,
+    Isolation,
     ACKNOWLEDGED,
     ACQUIRED,
     LoadedState,
@@ -240,6 +242,16 @@ def test_a_state_that_was_created_is_not_created_again_by_a_repeated_request() -
     with pytest.raises(NotCoordinator, match="is late or repeated"):
         room.store.write(G, WriteToken(session, 1), 0, 0, begun())
     assert room.read(G).changes == leased(0, 1).changes
+
+
+def test_the_summary_names_backlog_queues_that_may_have_a_state() -> None:
+    room = StateRoom()
+    room.begin(G)
+    isolations = (Isolation(17, 5, 9, "", b"done"), Isolation(16, 7, OPEN_END, "", b"noisy"))
+    room.write(G, leased(0, 1, durable=True)._replace(isolations=isolations))
+    for one in (room, room.lose_power()):
+        summary = one.run(one.persister.summary(G))
+        assert summary.queues == (16, 17)
 
 
 def test_what_does_not_exist_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:

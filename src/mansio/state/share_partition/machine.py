@@ -80,6 +80,7 @@ from mansio.state.share_partition.types import (
     ARCHIVED,
     ARCHIVING,
     AVAILABLE,
+    BASE,
     CAUSE_DELIVERY_LIMIT,
     CAUSE_REJECTED,
     GAP,
@@ -1040,7 +1041,9 @@ class SharePartition:
         if self._own is None:
             return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count
         done = sum(self._own.count(each.first, each.last) for each in ranges if each.state in TERMINAL)
-        return self._own.count(ranges.start, self.high_watermark - 1) - done
+        # Offsets that the index does not cover yet count as those of `BASE`.
+        others = max(self.high_watermark - max(self._own.end, ranges.start), 0) if self.key.number == BASE else 0
+        return self._own.count(ranges.start, self.high_watermark - 1) + others - done
 
 
 def _own_parts(ranges: Iterable[tuple[int, int]], own: OwnOffsets) -> Iterator[tuple[int, int]]:
