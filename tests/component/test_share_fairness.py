@@ -205,3 +205,28 @@ def test_a_group_that_is_set_back_delivers_all_again(broker: mansio.Broker) -> N
                 assert sorted(await accepted(receiver, 1_001)) == list(range(1_001))
 
     run(scenario)
+
+
+@pytest.mark.full
+@pytest.mark.row("D9")
+def test_a_record_that_was_dead_lettered_before_fairness_began_is_redriven(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, before=1) as client:
+            group = await group_of(client, "before", dead_letters="true")
+            await publish_keys(client, "before", ["poison", "quiet"])
+            place = mansio.TopicPartition("before", 0)
+            async with client.receive("before", group=group, max_records=2, prefetch=0) as receiver:
+                poison, quiet = await taken(receiver, 2)
+                await poison.reject("poison")
+                await receiver.ack([quiet])
+                deadline = asyncio.get_running_loop().time() + scaled(20)
+                while (await client.admin.shares.leases(group, [place]))[place].dead == 0:
+                    assert asyncio.get_running_loop().time() < deadline, "no dead letter"
+                    await asyncio.sleep(0.01)
+                await set_fair(client, group, is_fair=True)
+                await publish_keys(client, "before", ["noisy"] * 200)
+                await accepted(receiver, 200)
+                assert (await client.admin.shares.redrive(group, place, redrive_id="again")).redriven == 1
+                assert await accepted(receiver, 1) == [poison.offset]
+
+    run(scenario)

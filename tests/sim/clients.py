@@ -15,8 +15,7 @@ from mansio.wire.apis import produce as produce_wire
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
-from sim.key_order import key_of
-from sim.priorities import headers_of
+from sim import fairness, key_order, priorities
 from support.present import present
 
 if TYPE_CHECKING:
@@ -135,6 +134,8 @@ class Producer(Client):
         self.idempotent = idempotent
         self.acks = acks
         self.pace_ms = pace_ms
+        self._has_fairness = world.feature is None and fairness.has_fairness(world.seed)
+        self._sizes = fairness.BATCH_SIZES if self._has_fairness else (1, 1, 3)
         self.producer = (-1, -1)
         self.sequence = 0
         self.number = 0
@@ -149,7 +150,9 @@ class Producer(Client):
             if self.idempotent and self.producer[0] < 0:
                 await self._become()
                 continue
-            values = [f"{self.name}:{self.number + n}".encode() for n in range(self.random.choice((1, 1, 3)))]
+            values = [
+                f"{self.name}:{self.number + n}".encode() for n in range(self.random.choice(self._sizes))
+            ]
             self.number += len(values)
             self.waits_since_ms = self.world.simulation.now_ms
             while await self._send(values) and not self.world.over:
@@ -173,15 +176,21 @@ class Producer(Client):
             self.world.checker.producer_ids.add(found.producer_id)
             self.producer = (found.producer_id, found.producer_epoch)
 
+    def _key_and_headers(self, value: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes], ...]]:
+        if self._has_fairness:
+            return fairness.key_of(value), fairness.headers_of(value)
+        seed = self.world.seed
+        return key_order.key_of(seed, value), priorities.headers_of(seed, value)
+
     async def _send(self, values: list[bytes]) -> bool:
         """Once. True: send the same again."""
         numbered = self.idempotent
         padding = b" " * self.random.choice((0, 0, 400))
-        seed = self.world.seed
         batch = build_batch(
             [
-                (self.world.wall_ms(), key_of(seed, value), value + padding, headers_of(seed, value))
+                (self.world.wall_ms(), key, value + padding, headers)
                 for value in values
+                for key, headers in (self._key_and_headers(value),)
             ],
             producer_id=self.producer[0] if numbered else -1,
             producer_epoch=self.producer[1] if numbered else -1,

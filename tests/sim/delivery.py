@@ -18,7 +18,7 @@ from mansio.wire.apis import acknowledge_records, share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
-from sim import key_limits, key_order, priorities, workload_clients
+from sim import fairness, key_limits, key_order, priorities, workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from sim.features import feature_of
 from sim.key_limits import LimitChanger, LimitChecker, Limits
@@ -74,11 +74,17 @@ def has_order_by_key(seed: int) -> bool:
 
 
 def has_priorities(seed: int) -> bool:
-    return has_share_group(seed) and seed >= priorities.FIRST_SEED and not (has_limits(seed) and seed % 2)
+    if not has_share_group(seed) or has_fairness(seed):
+        return False
+    return seed >= priorities.FIRST_SEED and not (has_limits(seed) and seed % 2)
 
 
 def has_limits(seed: int) -> bool:
-    return has_share_group(seed) and seed >= key_limits.FIRST_SEED
+    return has_share_group(seed) and seed >= key_limits.FIRST_SEED and not has_fairness(seed)
+
+
+def has_fairness(seed: int) -> bool:
+    return has_share_group(seed) and seed >= fairness.FIRST_SEED
 
 
 def disk_ms_of(seed: int) -> tuple[float, float]:
@@ -107,6 +113,8 @@ class Delivery:
         if self.limits is not None:
             partitions = dict(enumerate(world.brokers()[0].core.state.topics[TOPIC].partitions))
             self.changer = LimitChanger(world, GROUP, self.limits, partitions)
+        if has_fairness(world.seed):
+            self.switcher = Switcher(world)
 
     def _limits_of(self, partition: int) -> set[Limits]:
         """The limits that the leaders of a partition use now, one for each broker that thinks it is one."""
@@ -147,7 +155,8 @@ class Delivery:
         end = self.ends[key.partition] = share_partition.partition.end_offset
         resting = self._resting_by_a_wrong_clock(share_partition)
         counts = share_partition.state_machine.counts(share_partition.now_ms())
-        is_read = share_partition.state_machine.ranges.end >= end or has_priorities(self.world.seed)
+        index = share_partition.index
+        is_read = (share_partition.state_machine.ranges if index is None else index).end >= end
         is_held = (self.keys is not None or self.limits is not None) and bool(resting)
         if counts.lag > len(resting) or counts.archiving or not (is_read or is_held):
             problem = leader.core.dead_letters.last_error_of(share_partition.key)
@@ -502,9 +511,38 @@ class Settings(Client):
             settings["mansio.share.order"] = "key"
         if has_limits(self.world.seed):
             settings |= key_limits.TURNS[0].settings()
+        if has_fairness(self.world.seed):
+            settings["mansio.share.fair"] = "true"
         changes = [{"name": name, "config_operation": 0, "value": value} for name, value in settings.items()]
         resource = {"resource_type": 32, "resource_name": GROUP, "configs": changes}
         while not self.done:
             answer = await self.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
             self.done = answer is not None and answer.responses[0].error_code == 0
+            self.elsewhere()
+
+
+class Switcher(Client):
+    """Turns fairness off and on, and takes the keys from the header or from the records, again and again. In the end it
+    is on or off."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "switcher")
+        self.run(self._run())
+
+    async def _run(self) -> None:
+        pause_ms = self.random.choice((700, 2500, 8000))
+        while not self.world.writes_end:
+            await self.sleep(self.random.uniform(0.2, 1.8) * pause_ms)
+            is_fair = self.random.random() < 0.7
+            header = self.random.choice(("", "", fairness.HEADER))
+            await self._set({"mansio.share.fair": str(is_fair).lower(), "mansio.share.key.header": header})
+
+    async def _set(self, settings: dict[str, str]) -> None:
+        changes: list[dict[str, Any]] = [
+            {"name": name, "config_operation": 0 if value else 1, "value": value or None}
+            for name, value in settings.items()
+        ]
+        resource = {"resource_type": 32, "resource_name": GROUP, "configs": changes}
+        answer = await self.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+        if answer is None or answer.responses[0].error_code:
             self.elsewhere()

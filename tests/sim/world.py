@@ -17,7 +17,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import delivery, priorities, workload_clients
+from sim import delivery, fairness, priorities, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
@@ -244,7 +244,11 @@ class World:
         gc.disable()
         try:
             with nullcontext() if self.scene is None else self.scene.watched():
-                self._run()
+                if delivery.has_fairness(self.seed):
+                    with fairness.smaller_bounds():
+                        self._run()
+                else:
+                    self._run()
         except BaseException as error:
             for line in self.event_log[-40:]:
                 error.add_note(line)

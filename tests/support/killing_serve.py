@@ -35,6 +35,9 @@ APPENDED: Final[dict[str, Callable[[Update], bool]]] = {
 }
 """Of an update that is in the log and not synced."""
 
+ISOLATION_POINT: Final = "isolation appended"
+"""Of a fair group; not among `POINTS`, because other groups do not reach it."""
+
 POINTS: Final = (*APPENDED, "snapshot appended", "copy appended", "copy committed", "states loaded")
 
 
@@ -64,7 +67,14 @@ def after(owner: type, name: str, countdown: _Countdown, counts: Callable[..., b
 def arm(point: str, countdown: _Countdown) -> None:
     """From now on the process dies there."""
     if point in APPENDED:
-        after(ShareStateStore, "write", countdown, lambda *arguments: APPENDED[point](arguments[-1]))
+        after(ShareStateStore, "_write_update", countdown, lambda *arguments: APPENDED[point](arguments[-1]))
+    elif point == ISOLATION_POINT:
+        after(
+            ShareStateStore,
+            "_write_update",
+            countdown,
+            lambda *arguments: arguments[-1].isolations is not None,
+        )
     elif point == "snapshot appended":
         after(ShareStateStore, "_snapshot_if_possible", countdown, lambda *_: True)
     elif point == "states loaded":

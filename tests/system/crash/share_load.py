@@ -258,6 +258,11 @@ def _brief(answer: Any) -> str:
     return f"error {answer.error_code} {answer.error_message or ''}, {parts}"
 
 
+BURST_PROBABILITY = 0.02
+BURST_RECORDS = 150
+"""Of a key with a backlog: more than may wait beside records of other keys."""
+
+
 class ShareLoad:
     """See the module."""
 
@@ -274,15 +279,18 @@ class ShareLoad:
         everywhere: Callable[[], Mapping[str, int]] | None = None,
         places: Callable[[], str] = str,
         priorities: bool = False,
+        fair: bool = False,
     ) -> None:
         """`find`: the port of the broker that leads all of the topic now. Raises `OSError` when there is none.
         `everywhere`: the ports of all that run; `places`: more that explains why something does not go on;
-        `priorities`: the topic has them, and records have random ones, mixed in a batch."""
+        `priorities`: the topic has them, and records have random ones, mixed in a batch; `fair`: the group has fairness
+        most of the time, and one key has backlogs."""
         self.bootstrap_servers = bootstrap_servers
         self.find = find
         self.everywhere = everywhere or (lambda: {"broker": find()})
         self.places = places
         self.priorities = priorities
+        self.fair = fair
         self.partitions = partitions
         self.topic = topic
         self.group = group
@@ -322,6 +330,7 @@ class ShareLoad:
             share_delivery_count_limit="4",
             mansio_retry_backoff_ms="20",
             mansio_retry_backoff_multiplier="1.5",
+            mansio_share_fair=str(self.fair).lower(),
         )
         with RawPeer(self.port) as peer:
             found = peer.call(ApiKey.METADATA, 12, {"topics": [{"name": self.topic, "topic_id": None}]})
@@ -330,6 +339,8 @@ class ShareLoad:
     def start(self, *, members: int) -> None:
         self._spawn(self._produce, "producer")
         self._spawn(self._redrive, "redriver")
+        if self.fair:
+            self._spawn(self._switch, "switcher")
         for _ in range(members):
             one = ShareMember(self, f"m{next(self._members)}", self.random.getrandbits(32))
             self._alive.append(one)
@@ -376,12 +387,36 @@ class ShareLoad:
                     while not self._stop.is_set():
                         values = [b"%d" % next(number) for _ in range(5)]
                         index = next(number) % self.partitions
-                        batch = self._prioritized(values) if self.priorities else batch_of(*values)
+                        batch = self._batch_of(values)
                         if peer.produce(self.topic, batch, partition=index).error_code:
                             break
                         time.sleep(0.01)
             except (OSError, AssertionError):
                 time.sleep(0.01)
+
+    def _batch_of(self, values: list[bytes]) -> bytes:
+        if self.priorities:
+            return self._prioritized(values)
+        return self._keyed(values) if self.fair else batch_of(*values)
+
+    def _keyed(self, values: list[bytes]) -> bytes:
+        """Records of a noisy key and of others; sometimes many of the noisy one."""
+        stamp_ms = int(time.time() * 1000)
+        keys = [self.random.choice((b"noisy", b"noisy", b"%d" % self.random.randrange(40))) for _ in values]
+        records = [(stamp_ms, key, value, ()) for key, value in zip(keys, values, strict=True)]
+        if self.random.random() < BURST_PROBABILITY:
+            records += [(stamp_ms, b"noisy", b"burst", ())] * BURST_RECORDS
+        return build_batch(records)
+
+    def _switch(self) -> None:
+        """Turn fairness off and on."""
+        random = Random(self.random.getrandbits(32))
+        while not self._stop.is_set():
+            time.sleep(random.uniform(0.05, 0.6))  # the moment is the point
+            try:
+                self.alter(mansio_share_fair=str(random.random() < 0.8).lower())
+            except (OSError, AssertionError):
+                continue
 
     def _prioritized(self, values: list[bytes]) -> bytes:
         stamp_ms = int(time.time() * 1000)
@@ -461,9 +496,9 @@ class ShareLoad:
             return {}
         done = all(
             (one.error_code, one.lag, one.archiving) == (0, 0, 0)
-            and (self.priorities or one.start_offset == ends[one.partition_index])
+            and (self.priorities or self.fair or one.start_offset == ends[one.partition_index])
             for one in parts
-        )  # the start of a priority does not pass later records of others
+        )  # the start of a priority or a backlog queue does not pass later records of others
         return ends if done and len(parts) == self.partitions else {}
 
     def _ends(self, peer: RawPeer) -> dict[int, int]:

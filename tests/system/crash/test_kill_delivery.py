@@ -20,6 +20,7 @@ from support.waiting import wait_until
 from system.crash.share_load import ShareLoad, now_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from support.process import ServedBroker
@@ -84,10 +85,19 @@ def start(broker: ServedBroker, load: ShareLoad, point: str, chance: random.Rand
     return True
 
 
-def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, priorities: bool = False) -> ShareHistory:
-    """One life of a broker under so many kills, then the verdict over all of it."""
+def kill_and_judge(
+    data: Path,
+    seed: int,
+    *,
+    kills: int = KILLS,
+    points: Sequence[str] = POINTS,
+    priorities: bool = False,
+    fair: bool = False,
+) -> ShareHistory:
+    """One life of a broker under so many kills, then the verdict over all of it. It dies at some of the `points`, and
+    at any moment."""
     chance = random.Random(seed)
-    points = [*POINTS, *[""] * (KILLS - len(POINTS))]
+    points = [*points, *[""] * (KILLS - len(points))]
     chance.shuffle(points)
     del points[kills:]
     with served(data, arguments=SETTINGS, http=False) as broker:
@@ -101,6 +111,7 @@ def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, priorities: boo
             lock_ms=LOCK_MS,
             seed=seed,
             priorities=priorities,
+            fair=fair,
         )
         load.begin()
         load.start(members=MEMBERS)

@@ -23,13 +23,14 @@ from mansio.state.share_partition.types import (
 )
 from mansio.storage.segment_list import LogSlice
 from mansio.wire.apis.share_fetch import RECORD_LIMIT
+from mansio.wire.batch.record_batch import build_batch
 from support.waiting import eventually
 from unit.broker.share_fixtures import ShareBench, part_of, run
 from unit.broker.test_share_fetch import LONG_MS, ack, code_of, on_loaded
 from unit.broker.test_share_partition_leader import SETTINGS, TOPIC, SharePartitionBench
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
@@ -42,6 +43,8 @@ ALL_SETTINGS = (
     SETTINGS,
     SETTINGS._replace(record_locks_max=6, lease_bound_step=8),
     SETTINGS._replace(in_flight_batches_max=4),
+    SETTINGS._replace(is_fair=True),
+    SETTINGS._replace(is_fair=True, record_locks_max=6, lease_bound_step=8, in_flight_batches_max=4),
 )
 
 
@@ -49,14 +52,21 @@ class BatchLog:
     """A log of `BATCHES`; a record takes one byte."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[int, int]] = []
+        self.ranges: list[tuple[int, int]] = []
         for size in BATCHES:
-            first = self.batches[-1][1] + 1 if self.batches else 0
-            self.batches.append((first, first + size - 1))
+            first = self.ranges[-1][1] + 1 if self.ranges else 0
+            self.ranges.append((first, first + size - 1))
+
+    def batches(self, offset: int) -> Iterator[bytes]:
+        """For fairness, which reads the keys: no key has a backlog."""
+        for first, last in self.ranges:
+            if last >= offset:
+                records = [(0, b"%d" % number, b"", ()) for number in range(first, last + 1)]
+                yield build_batch(records, base_offset=first)
 
     def read_range(self, first: int, last: int, max_bytes: int, limit: int) -> LogSlice | None:
         found: list[tuple[int, int]] = []
-        for begin, end in self.batches:
+        for begin, end in self.ranges:
             if end < first or end >= limit:
                 continue
             if begin > last or (found and end - found[0][0] + 1 > max_bytes):
@@ -195,7 +205,8 @@ steps = st.lists(
 def test_the_short_path_of_a_request_gives_the_results_of_the_general_one(
     steps: list[tuple[str, str, int, int, int, bool, int]], settings_: Any
 ) -> None:
-    both = [Bench(settings_, is_short=is_short) for is_short in (True, False)]
+    """Also that of a fair group without a backlog, compared with a group without fairness."""
+    both = [Bench(settings_, is_short=True), Bench(settings_._replace(is_fair=False), is_short=False)]
     for kind, member, accepted_count, max_records, max_bytes, strict, lease_ms in steps:
         results = []
         for bench in both:
@@ -216,8 +227,9 @@ def test_the_short_path_of_a_request_gives_the_results_of_the_general_one(
         assert both[0].state() == both[1].state()
 
 
-def test_the_usual_requests_take_the_short_path() -> None:
-    bench = Bench(SETTINGS, is_short=True)
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_the_usual_requests_take_the_short_path(*, is_fair: bool) -> None:
+    bench = Bench(SETTINGS._replace(is_fair=is_fair), is_short=True)
     acquired, _, _ = bench.request("a", [], 1, 1000, strict=True)
     for _ in range(20):
         acquired, _, _ = bench.request(

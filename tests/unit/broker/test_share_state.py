@@ -23,6 +23,8 @@ from mansio.state.share_partition.state_records import UPDATE, decode_value, enc
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
+    OPEN_END,
+    Isolation,
     LoadedState,
     ShareKey,
     StateBatch,
@@ -230,6 +232,26 @@ def test_a_write_that_comes_late_or_again_is_refused() -> None:
         with pytest.raises(NotCoordinator, match="is late or repeated"):
             write(G, WriteToken(session, number), 0, 0, update)
     write(G, WriteToken(session, 3), 0, 0, leased(2, 3))
+
+
+def test_a_state_that_was_created_is_not_created_again_by_a_repeated_request() -> None:
+    room = StateRoom()
+    room.begin(G)
+    session = room.persister._read_sessions[G].session
+    room.write(G, leased(0, 1))
+    with pytest.raises(NotCoordinator, match="is late or repeated"):
+        room.store.write(G, WriteToken(session, 1), 0, 0, begun())
+    assert room.read(G).changes == leased(0, 1).changes
+
+
+def test_the_summary_names_backlog_queues_that_may_have_a_state() -> None:
+    room = StateRoom()
+    room.begin(G)
+    isolations = (Isolation(17, 5, 9, "", b"done"), Isolation(16, 7, OPEN_END, "", b"noisy"))
+    room.write(G, leased(0, 1, durable=True)._replace(isolations=isolations))
+    for one in (room, room.lose_power()):
+        summary = one.run(one.persister.summary(G))
+        assert summary.queues == (16, 17)
 
 
 def test_what_does_not_exist_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:

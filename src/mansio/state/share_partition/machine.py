@@ -334,6 +334,7 @@ class SharePartition:
         batch_ends: Sequence[int],
         now_ms: float,
         lease_ms: int = -1,
+        locks_max: int | None = None,
         aborted: Sequence[tuple[int, int]] = (),
     ) -> tuple[list[AcquiredRange], Update | None]:
         """Lease available offsets within the ranges `read`, whose records are in the response and below the high
@@ -341,6 +342,7 @@ class SharePartition:
 
         `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
         ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
+        `locks_max`: lease at most so many records, also if not `strict`; None for as many as there are free locks.
         `aborted`: ascending ranges in `read` of aborted records, which are never delivered. Returns the
         leased ranges, and the update that stores the leases: the caller must call `mark_persisted` before the member
         receives the records.
@@ -361,10 +363,11 @@ class SharePartition:
             picked = self._planned[1]
         else:
             picked = key_index.pick(read)
+        locks = self.settings.record_locks_max - in_flight.leased_count
         chosen = acquisition.choose_offsets(
             acquisition.restrict_to_read(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
-            self.settings.record_locks_max - in_flight.leased_count,
+            locks if locks_max is None or locks < locks_max else locks_max,
             strict=strict,
             batch_ends=batch_ends,
         )
@@ -1079,9 +1082,11 @@ class SharePartition:
         if self._own is None:
             return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count
         done = sum(self._own.count(each.first, each.last) for each in ranges if each.state in TERMINAL)
-        known = self._own.count(ranges.start, self.high_watermark - 1) - done
-        is_base = self.key.number == BASE  # it may have what is not known yet
-        return known + (max(self.high_watermark - max(self._own.end, ranges.start), 0) if is_base else 0)
+        # Offsets that the index does not cover yet count as those of `BASE`.
+        others = (
+            max(self.high_watermark - max(self._own.end, ranges.start), 0) if self.key.number == BASE else 0
+        )
+        return self._own.count(ranges.start, self.high_watermark - 1) + others - done
 
 
 def _index_settings(settings: ShareSettings) -> tuple[bool, bool, str]:

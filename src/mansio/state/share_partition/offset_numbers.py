@@ -87,9 +87,11 @@ class OffsetNumbers:
         """Remove the offsets below `offset`."""
         if offset <= self.start:
             return
-        for each in [each for each in self._chunks if (each + 1) * CHUNK_OFFSETS <= offset]:
-            del self._chunks[each]
-            self._counts.pop(each, None)
+        number, position = divmod(offset, CHUNK_OFFSETS)
+        for each in [each for each in self._chunks if each <= number]:
+            if each < number or not any(self._chunks[each][position:]):
+                del self._chunks[each]
+                self._counts.pop(each, None)
         self.start = offset
         self.end = max(self.end, offset)
 

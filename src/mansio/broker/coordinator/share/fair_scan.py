@@ -47,7 +47,7 @@ SCAN_AHEAD_RECORDS: Final = 100_000
 """Number of records that may wait in `BASE` before no more keys are read."""
 
 REVIEW_INTERVAL_MS: Final = 1_000
-"""Interval in which isolations that are not needed any more are ended, while there are any."""
+"""Interval in which isolations and numbers that are not needed any more are removed, while there are any."""
 
 
 class FairLeader(Protocol):
@@ -170,7 +170,9 @@ class FairScan:
         partition, index = self._leader.partition, self.index
         begin = index.end
         try:
-            batch = next(partition.log.batches(begin))
+            batch = next(partition.log.batches(begin), None)
+            if batch is None:  # the log was truncated: this broker does not lead the partition any more
+                return False
             header = read_header(batch)
             keys = {}
             try:
@@ -242,7 +244,8 @@ class FairScan:
         leader.store([update], on_stored)
 
     def _set_review_timer(self) -> None:
-        if self._review_timer is None and len(self.index.numbers) > 1 and self._leader.end_error is None:
+        is_needed = len(self.index.numbers) > 1 or self.index.mixed_chunk_count
+        if self._review_timer is None and is_needed and self._leader.end_error is None:
             self._review_timer = self._scheduler.call_later(REVIEW_INTERVAL_MS, self._review)
 
     def _note_progress(self) -> None:
@@ -302,6 +305,9 @@ def load_index(
     of the backlog queues."""
     states = (state, *queues)
     lowest = min(min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states)
+    if len(queues) < len({each.number for each in state.isolations}):
+        # A backlog queue without a state begins with its first isolation.
+        lowest = min(lowest, *[each.first for each in state.isolations])
     ends = [decided_end_of(each, log_end) for each in states]
     ends += [each.end for each in state.isolations if each.end != OPEN_END]
     start, decided_end = max(lowest, log_start), min(max(ends), log_end)

@@ -472,7 +472,7 @@ class SharePartitionLeader:
     def _begin_fairness(self, machine: SharePartition) -> None:
         """Let records of keys with a backlog go to backlog queues from now on. All that were leased stay in `BASE`."""
         index = FairIndex(
-            max(machine.ranges.start, self.partition.start_offset),
+            max(machine.lowest_offset, self.partition.start_offset),
             (),
             machine.ranges.end,
             machine.settings.key_header,
@@ -638,11 +638,13 @@ class SharePartitionLeader:
         strict: bool,
         is_first: bool,
         lease_ms: int = -1,
+        locks_max: int | None = None,
     ) -> AcquiredRecords | None:
         """Lease available records to a member; return None if there are none.
 
         `strict`: lease at most `max_records`, even within a batch. `is_first`: the response has no records yet, so the
-        first batch may exceed `max_bytes`. `lease_ms`: duration of the leases, -1 for the group's.
+        first batch may exceed `max_bytes`. `lease_ms`: duration of the leases, -1 for the group's. `locks_max`: lease
+        at most so many records in any case; None if only the record locks of this share partition limit them.
 
         Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
         machine = self.ready_state_machine()
@@ -681,6 +683,7 @@ class SharePartitionLeader:
             batch_ends=[last for _, last in read],
             now_ms=now_ms,
             lease_ms=lease_ms,
+            locks_max=locks_max,
             aborted=self._aborted_ranges(read, slices) if machine.settings.is_committed_only else (),
         )
         if not acquired and update is None:

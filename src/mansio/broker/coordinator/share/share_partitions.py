@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import CoordinatorLoadInProgress, MansioError
+from mansio.errors import CoordinatorLoadInProgress, InvalidRecordState, MansioError
 from mansio.state.share_partition.in_flight import NOT_PENDING
 from mansio.state.share_partition.share_index import split_acknowledgements
 from mansio.state.share_partition.types import ACCEPT, ACQUIRED, ARCHIVED, REJECT, RedriveResult
@@ -99,6 +99,20 @@ class SharePartitions:
         return self.is_loaded
 
     # ------------------------------------------------------------------ acquisition
+
+    def has_available(self, member: str) -> bool:
+        """Return whether the member can probably acquire a record now. The states must be loaded. Raises the errors of
+        `SharePartitionLeader.count_available`."""
+        order = self._order
+        leased = {leader.key.number: leader.state_machine.leased_count for leader in self.leaders}
+        return any(
+            (
+                order is None
+                or order.free_locks(number, leased, leader.state_machine.settings.record_locks_max) > 0
+            )
+            and leader.count_available(member, 1)
+            for number, leader in self._by_number.items()
+        )
 
     def acquire(
         self,
@@ -185,9 +199,10 @@ class SharePartitions:
                         member,
                         wanted,
                         space,
-                        strict=strict or not (order.may_exceed and is_first_limit) or locks <= records,
+                        strict=strict or not (order.may_exceed and is_first_limit),
                         is_first=is_first and not delivered,
                         lease_ms=lease_ms,
+                        locks_max=locks,
                     )
                 except MansioError as error:
                     failure, acquired = without_traceback(error), None
@@ -220,6 +235,8 @@ class SharePartitions:
             update = leader.call_machine(leader.acknowledge, member, batches)
             return () if update is None else ((leader, update),)
         parts = split_acknowledgements(batches, self.index)
+        if not parts.keys() <= self._by_number.keys():
+            raise InvalidRecordState("records of a backlog queue that has ended are not leased")
         if len(parts) > 1:
             for number, part in parts.items():
                 self._by_number[number].check_acknowledgements(member, part)

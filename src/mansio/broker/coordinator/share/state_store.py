@@ -334,6 +334,7 @@ class ShareStateStore:
         self._check_share_partition_limit()
         share = PersistedShareState(key, index)
         share.state_epoch, share.session, share.has_all_leases = state_epoch, write_token.session, True
+        share.last_write_numbers[update.durable] = write_token.write_number
         return self._replace_state(share, leader_epoch, update)
 
     def _check_share_partition_limit(self) -> None:

@@ -294,9 +294,10 @@ class ShareService:
             try:
                 if not allows_renewal and any(RENEW in batch.types for batch in part.batches):
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
-                shares = self.share_partition_manager.find(group_id, (part.topic_id, part.partition))
+                place = part.topic_id, part.partition
+                shares = self.share_partition_manager.find(group_id, place)
                 if not shares.is_loaded:
-                    await shares.wait_until_loaded()
+                    shares = await self.share_partition_manager.load(group_id, place)
             except MansioError as error:
                 result.error = without_traceback(error)
             else:
@@ -656,10 +657,11 @@ class ReceiveOperation:
             is_unavailable = False
             for place in self._candidates:
                 try:
-                    for leader in manager.find(self._group_id, place).leaders:
-                        is_unavailable |= not leader.is_ready
-                        if leader.count_available(self._member_id, 1):
-                            return True
+                    shares = manager.find(self._group_id, place)
+                    if not (shares.is_loaded or shares.check_loaded()):
+                        is_unavailable = True
+                    elif shares.has_available(self._member_id):
+                        return True
                 except TRANSIENT_ERRORS:
                     is_unavailable = True
                 except MansioError:

@@ -222,6 +222,7 @@ class FairIndex(OffsetNumbers):
         header, backlog_max = self.header, self._backlog_max()
         added: dict[bytes, int] = {}
         records = 0
+        base_end = begin  # end of the records in `BASE`
         first = last = -1  # offsets of the backlog queue `queue`, one after the other
         queue = BASE
         change: Isolations | None = None
@@ -232,6 +233,7 @@ class FairIndex(OffsetNumbers):
                 break
             if group_key is None:
                 records += 1
+                base_end = offset + 1
                 continue
             key = group_key if len(group_key) <= KEY_BYTES_MAX else key_id(group_key)
             known = isolated.get((header, key)) if isolated else None
@@ -259,11 +261,12 @@ class FairIndex(OffsetNumbers):
             counts[key] = count
             added[key] = added.get(key, 0) + 1
             records += 1
+            base_end = offset + 1
         if queue:
             ranges.append(NumberedRange(first, last, queue))
         self.append(end, ranges)
         if records:
-            self._batches.append((end, records, added))
+            self._batches.append((base_end, records, added))
             self.waiting_count += records
         return change
 

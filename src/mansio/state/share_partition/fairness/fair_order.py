@@ -30,11 +30,15 @@ _MEAN_WEIGHT: Final = 0.1
 _LEASE_MS_MIN: Final = 1.0
 """Shorter leases count as this long: then the number of records decides."""
 
+_LEASE_MEANS_MAX: Final = 10
+"""A lease counts as at most so many times the mean: otherwise, after one long lease of one key, all keys of its share
+partition would wait until the others had as much."""
+
 
 class FairOrder:
     """The `AcquisitionOrder` of a fair group."""
 
-    __slots__ = ("_mean_ms", "_now", "_times", "_weight_of")
+    __slots__ = ("_mean_ms", "_mean_of_all_ms", "_now", "_times", "_weight_of")
 
     may_exceed = False
     measures_leases = True
@@ -43,9 +47,11 @@ class FairOrder:
         """`weight_of`: returns the number of keys that wait in a share partition, at least 1."""
         self._weight_of = weight_of
         self._now = 0.0
-        """The present virtual time: that of the share partition that was served last, before it was."""
+        """The present virtual time: that of the share partition that is served next."""
         self._times: dict[int, float] = {}
         self._mean_ms: dict[int, float] = {}
+        """By share partition, the mean duration of its leases."""
+        self._mean_of_all_ms = _LEASE_MS_MIN
 
     def divide(self, records_max: int, available: Mapping[int, int]) -> list[tuple[int, int]]:
         """Return (number, records) in the order of acquisition. See `AcquisitionOrder`."""
@@ -76,18 +82,23 @@ class FairOrder:
         served = [number for number in delivered if delivered[number]]
         if not served:
             return
-        self._now = max(self._now, min(self._time_of(number) for number in served))
+        times = self._times
         for number in served:
-            if len(available) > 1:
-                self._times[number] = self._time_of(number) + delivered[number] * self._cost_of(number)
+            times[number] = self._time_of(number) + delivered[number] * self._cost_of(number)
+        waiting = [
+            self._time_of(number) for number in available if available[number] > delivered.get(number, 0)
+        ]
+        self._now = max(self._now, min(waiting) if waiting else max(times[number] for number in served))
 
     def record_end(self, number: int, records: int, held_ms: float) -> None:
         """Record the end of leases that lasted `held_ms` together, for so many records that were acknowledged."""
-        mean = self._mean_ms.get(number, _LEASE_MS_MIN)
-        each_ms = max(held_ms / records, _LEASE_MS_MIN)
+        mean = self._mean_of(number)
+        each_ms = min(max(held_ms / records, _LEASE_MS_MIN), mean * _LEASE_MEANS_MAX)
         if number in self._times:
             self._times[number] += records * (each_ms - mean) / self._weight_of(number)
-        self._mean_ms[number] = mean + (each_ms - mean) * min(records * _MEAN_WEIGHT, 1.0)
+        weight = min(records * _MEAN_WEIGHT, 1.0)
+        self._mean_ms[number] = mean + (each_ms - mean) * weight
+        self._mean_of_all_ms += (each_ms - self._mean_of_all_ms) * weight
 
     def free_locks(self, number: int, leased: Mapping[int, int], locks_max: int) -> int:
         """Return how many more records of a share partition may be leased: all free ones for `BASE`; for a backlog
@@ -99,4 +110,8 @@ class FairOrder:
         return max(self._times.get(number, 0.0), self._now)
 
     def _cost_of(self, number: int) -> float:
-        return self._mean_ms.get(number, _LEASE_MS_MIN) / self._weight_of(number)
+        return self._mean_of(number) / self._weight_of(number)
+
+    def _mean_of(self, number: int) -> float:
+        """Return the mean duration of the leases of a share partition; that of all until one was acknowledged."""
+        return self._mean_ms.get(number, self._mean_of_all_ms)

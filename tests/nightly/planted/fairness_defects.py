@@ -1,0 +1,141 @@
+"""Defects of one line in the fairness by key of share groups. See `defects.py`."""
+
+from __future__ import annotations
+
+from nightly.planted.planted import Defect
+
+INDEX = "state/share_partition/fairness/fair_index.py"
+ORDER = "state/share_partition/fairness/fair_order.py"
+SCAN = "broker/coordinator/share/fair_scan.py"
+LEADER = "broker/coordinator/share/partition_leader.py"
+MODEL = ("tests/unit/state/test_fair_index_model.py",)
+SCANNED = "tests/unit/broker/test_fair_scan.py"
+PROPERTIES = "tests/unit/state/test_fair_order_properties.py"
+COMPONENT = "tests/component/test_share_fairness.py"
+
+FAIRNESS_DEFECTS = (
+    Defect(
+        "an isolation takes effect before it is stored",
+        SCAN,
+        "leader.store([update], on_stored)",
+        "on_stored(None); leader.store([update], lambda _: None)",
+        (f"{SCANNED}::test_nothing_behind_an_isolation_is_offered_before_it_is_stored",),
+    ),
+    Defect(
+        "keys are read while an isolation is stored",
+        SCAN,
+        "if index.end >= end or self._is_storing:",
+        "if index.end >= end:",
+        (f"{SCANNED}::test_nothing_behind_an_isolation_is_offered_before_it_is_stored",),
+    ),
+    Defect(
+        "leases of backlog queues do not decide about numbers",
+        SCAN,
+        "ends = [decided_end_of(each, log_end) for each in states]",
+        "ends = [decided_end_of(state, log_end)]",
+        (f"{SCANNED}::test_all_states_decide_which_numbers_follow_from_the_isolations",),
+    ),
+    Defect(
+        "a backlog queue that was never stored begins behind its records",
+        SCAN,
+        "lowest = min(lowest, *[each.first for each in state.isolations])",
+        "pass",
+        (f"{SCANNED}::test_all_states_decide_which_numbers_follow_from_the_isolations",),
+    ),
+    Defect(
+        "numbers of records that are not done are dropped",
+        SCAN,
+        "index.drop_below(min(each.state_machine.lowest_offset for each in (leader, *queues)))",
+        "index.drop_below(max(each.state_machine.lowest_offset for each in (leader, *queues)))",
+        (f"{SCANNED}::test_numbers_are_kept_down_to_the_lowest_record_that_is_not_done",),
+    ),
+    Defect(
+        "a backlog queue with dead letters is removed",
+        SCAN,
+        "or counts.dead",
+        "or False",
+        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone",),
+    ),
+    Defect(
+        "records of a backlog queue stop the reading of keys",
+        INDEX,
+        "self._batches.append((base_end, records, added))",
+        "self._batches.append((end, records, added))",
+        (f"{SCANNED}::test_many_records_of_a_batch_that_ends_in_a_backlog_queue_do_not_stop_the_reading",),
+    ),
+    Defect(
+        "an isolation ends at its last record",
+        INDEX,
+        "name: key.last + 1",
+        "name: key.last",
+        MODEL,
+    ),
+    Defect(
+        "an isolation ends while its records wait",
+        INDEX,
+        "if key.is_open and key.last < self._delivered.get(key.isolations[-1].number, 0)",
+        "if key.is_open",
+        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone",),
+    ),
+    Defect(
+        "an isolation begins where numbers are decided",
+        INDEX,
+        "and offset >= decided",
+        "and True",
+        MODEL,
+    ),
+    Defect(
+        "a share partition has credit for its idle time",
+        ORDER,
+        "return max(self._times.get(number, 0.0), self._now)",
+        "return self._times.get(number, 0.0)",
+        (f"{PROPERTIES}::test_a_share_partition_that_was_idle_has_no_credit",),
+    ),
+    Defect(
+        "a long lease counts as a whole",
+        ORDER,
+        "each_ms = min(max(held_ms / records, _LEASE_MS_MIN), mean * _LEASE_MEANS_MAX)",
+        "each_ms = max(held_ms / records, _LEASE_MS_MIN)",
+        (f"{PROPERTIES}::test_a_new_record_waits_for_one_turn_of_each_other_also_after_a_long_lease",),
+    ),
+    Defect(
+        "a backlog queue takes all locks",
+        ORDER,
+        "return free if number == BASE else max((free - leased[number] + 1) // 2, 0)",
+        "return free",
+        (f"{PROPERTIES}::test_a_backlog_queue_never_has_more_than_half_of_the_locks",),
+    ),
+    Defect(
+        "the weights of share partitions are not used",
+        ORDER,
+        "return self._mean_of(number) / self._weight_of(number)",
+        "return self._mean_of(number)",
+        (f"{PROPERTIES}::test_deliveries_of_backlogs_divide_by_weight_within_one_turn",),
+    ),
+    Defect(
+        "dead letters before fairness began are not redriven",
+        LEADER,
+        "max(machine.lowest_offset, self.partition.start_offset),",
+        "max(machine.ranges.start, self.partition.start_offset),",
+        (f"{COMPONENT}::test_a_record_that_was_dead_lettered_before_fairness_began_is_redriven",),
+    ),
+    Defect(
+        "the states of backlog queues stay when the group is set back",
+        "broker/coordinator/share/state_store.py",
+        "tuple(sorted({each.number for each in share.folded.isolations})),",
+        "(),",
+        (
+            "tests/unit/broker/test_share_state.py::test_the_summary_names_backlog_queues_that_may_have_a_state",
+        ),
+    ),
+    Defect(
+        "a state is created again by a repeated request",
+        "broker/coordinator/share/state_store.py",
+        "share.last_write_numbers[update.durable] = write_token.write_number",
+        "pass",
+        (
+            "tests/unit/broker/test_share_state.py"
+            "::test_a_state_that_was_created_is_not_created_again_by_a_repeated_request",
+        ),
+    ),
+)

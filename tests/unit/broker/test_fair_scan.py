@@ -1,0 +1,254 @@
+"""Reading of the keys for a fair group: nothing is offered whose share partition is not stored, and none is forgotten."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from mansio.broker.coordinator.share import fair_scan
+from mansio.broker.coordinator.share.fair_scan import FairScan, load_index
+from mansio.broker.coordinator.share.share_partition_manager import share_settings
+from mansio.state.share_partition.fairness.fair_index import BACKLOG_MAX, FairIndex
+from mansio.state.share_partition.types import (
+    BACKLOG_QUEUES,
+    BASE,
+    OPEN_END,
+    DeadRange,
+    Isolation,
+    LoadedState,
+    ShareCounts,
+    StateBatch,
+)
+from mansio.testing.scheduler import Simulation
+from mansio.wire.batch.record_batch import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mansio.broker.coordinator.share.fair_scan import FairLeader
+
+QUEUE = BACKLOG_QUEUES[0]
+BATCH_RECORDS = 50
+FAIR = share_settings({"mansio.share.fair": "true"}, is_dead_letter_topic=False)
+UNFAIR = share_settings({}, is_dead_letter_topic=False)
+COUNTS = ShareCounts._make([0] * len(ShareCounts._fields))
+STORED = LoadedState(0, 0, 0, 0, 0, 0, (), (), (), None, True, 0)
+
+
+class Log:
+    """Batches of records with these keys."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = list(keys)
+
+    def batches(self, offset: int) -> Iterator[bytes]:
+        first = offset // BATCH_RECORDS * BATCH_RECORDS
+        while first < len(self.keys):
+            part = self.keys[first : first + BATCH_RECORDS]
+            yield build_batch([(0, key.encode(), b"", ()) for key in part], base_offset=first)
+            first += BATCH_RECORDS
+
+
+class Leader:
+    """Stands for the leader of a share partition; its writes are stored when the test says so."""
+
+    def __init__(self, log: Log, number: int = BASE) -> None:
+        self.partition = SimpleNamespace(log=log, report_damage=lambda *_: None)
+        self.key = SimpleNamespace(number=number)
+        self.end_error: Exception | None = None
+        self.is_ready, self.has_writes = True, False
+        self.number_counts = COUNTS
+        self.writes: list[Callable[[Any], None]] = []
+        self.state_machine = SimpleNamespace(
+            ranges=SimpleNamespace(end=0),
+            lowest_offset=0,
+            settings=FAIR,
+            set_isolations=lambda isolations: isolations,
+        )
+
+    def counts(self) -> ShareCounts:
+        return self.number_counts
+
+    def group_end(self) -> int:
+        return len(self.partition.log.keys)
+
+    def call_machine(self, method: Callable[..., Any], *args: Any) -> Any:
+        return method(*args)
+
+    def store(self, updates: Sequence[Any], on_stored: Callable[[Any], None]) -> None:
+        self.writes.append(on_stored)
+
+    def store_all(self) -> None:
+        writes, self.writes = self.writes, []
+        for each in writes:
+            each(None)
+
+    def wake(self) -> None:
+        pass
+
+    def end(self, error: Exception) -> None:
+        self.end_error = error
+
+
+class Scene:
+    """The scan of one topic partition."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.simulation = Simulation(1)
+        self.log = Log(keys)
+        self.base = Leader(self.log)
+        self.queues_changed = 0
+        self.index = FairIndex(0, (), 0, "")
+        self.scan = FairScan(
+            cast("FairLeader", self.base), self.index, self.simulation.scheduler(), self._on_queues_changed
+        )
+
+    def _on_queues_changed(self) -> None:
+        self.queues_changed += 1
+
+    def read(self) -> None:
+        """Read the whole log, with all isolations stored at once."""
+        self.scan.advance(len(self.log.keys))
+        while self.index.end < len(self.log.keys):
+            self.base.store_all()
+            self.simulation.run_for(10)
+
+    def attach(self, number: int = QUEUE) -> Leader:
+        queue = Leader(self.log, number)
+        self.scan.attach(cast("FairLeader", queue))
+        return queue
+
+    def review(self) -> None:
+        self.simulation.run_for(fair_scan.REVIEW_INTERVAL_MS + 1)
+        self.base.store_all()
+
+
+def test_nothing_behind_an_isolation_is_offered_before_it_is_stored() -> None:
+    scene = Scene(["noisy"] * 300)
+    scene.scan.advance(300)
+    for _ in range(3):
+        scene.simulation.run_for(100)
+        scene.scan.advance(300)
+        assert scene.index.end == BACKLOG_MAX
+        assert scene.index.isolations == ()
+        assert len(scene.base.writes) == 1, "one change at a time"
+    scene.base.store_all()
+    assert scene.index.isolations == (Isolation(QUEUE, BACKLOG_MAX, OPEN_END, "", b"noisy"),)
+    assert scene.queues_changed == 1
+    scene.simulation.run_for(100)
+    assert scene.index.end == 300
+
+
+def test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone() -> None:
+    scene = Scene(["noisy"] * 300)
+    scene.read()
+    queue = scene.attach()
+    scene.review()
+    assert scene.index.isolated_count == 1, "its records are not delivered"
+    queue.state_machine.ranges.end = 300
+    scene.review()
+    assert scene.index.isolated_count == 0
+    for counts in (
+        COUNTS._replace(lag=1),
+        COUNTS._replace(leased=1),
+        COUNTS._replace(dead=1),
+        COUNTS._replace(archiving=1),
+    ):
+        queue.number_counts = counts
+        scene.review()
+        assert scene.index.numbers == (BASE, QUEUE), counts
+    queue.number_counts, queue.has_writes = COUNTS, True
+    scene.review()
+    assert scene.index.numbers == (BASE, QUEUE), "its last update is not stored"
+    queue.has_writes = False
+    scene.review()
+    assert scene.index.numbers == (BASE,)
+
+
+def test_numbers_are_kept_down_to_the_lowest_record_that_is_not_done() -> None:
+    scene = Scene(["noisy"] * 300)
+    scene.read()
+    queue = scene.attach()
+    scene.base.state_machine.lowest_offset, queue.state_machine.lowest_offset = 64, 200
+    scene.review()
+    assert scene.index.start == 64
+    scene.base.state_machine.lowest_offset = 300
+    scene.review()
+    assert scene.index.start == 200
+    assert [*scene.index.ranges(QUEUE, 0, 299)] == [(200, 299)]
+
+
+def test_a_group_with_fairness_needs_no_numbers_after_its_backlogs() -> None:
+    scene = Scene(["noisy"] * 300)
+    scene.read()
+    queue = scene.attach()
+    queue.state_machine.ranges.end = queue.state_machine.lowest_offset = 300
+    scene.review()
+    scene.review()
+    assert scene.index.numbers == (BASE,)
+    assert not scene.index.offsets_of(BASE).has_all, "a record before the backlog is leased"
+    scene.base.state_machine.lowest_offset = 300
+    scene.review()
+    assert scene.index.offsets_of(BASE).has_all
+
+
+def test_a_reader_that_was_turned_off_meanwhile_closes_what_was_being_opened() -> None:
+    scene = Scene(["noisy"] * 300)
+    scene.scan.advance(300)
+    scene.base.state_machine.settings = UNFAIR
+    scene.scan.reconfigure(UNFAIR)
+    assert len(scene.base.writes) == 1
+    scene.read()
+    assert scene.index.isolated_count == 0
+    assert not scene.index.is_active
+    assert [*scene.index.ranges(QUEUE, 0, 299)] == []
+
+
+def test_many_records_of_a_batch_that_ends_in_a_backlog_queue_do_not_stop_the_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair_scan, "SCAN_AHEAD_RECORDS", 20)
+    noisy = ["noisy"] * (BACKLOG_MAX + 2 * BATCH_RECORDS)
+    quiet = [f"quiet-{number}" for number in range(BATCH_RECORDS - 10)]
+    scene = Scene(noisy[: 3 * BATCH_RECORDS] + quiet + ["noisy"] * 60)
+    end = len(scene.log.keys)
+    for _ in range(10):
+        scene.scan.advance(end)
+        scene.base.store_all()
+        scene.simulation.run_for(10)
+        in_base = [*scene.index.ranges(BASE, 0, scene.index.end - 1)]
+        scene.base.state_machine.ranges.end = in_base[-1][1] + 1  # what is offered of `BASE` is delivered
+    assert scene.index.end == end
+
+
+def test_all_states_decide_which_numbers_follow_from_the_isolations() -> None:
+    isolations = (Isolation(QUEUE, 64, OPEN_END, "", b"noisy"),)
+    base = STORED._replace(
+        start_offset=64, changes=(StateBatch(64, 80, 1, 1, holder="m"),), isolations=isolations
+    )
+    queue = STORED._replace(start_offset=70, changes=(StateBatch(70, 199, 2, 1), StateBatch(200, 250, 1, 1)))
+    index = load_index(base, [queue], FAIR, log_start=0, log_end=400)
+    assert (index.start, index.decided_end) == (64, 251)
+    lost = queue._replace(is_complete=False, lease_bound=350)
+    assert load_index(base, [lost], FAIR, log_start=0, log_end=400).decided_end == 350
+    assert load_index(base, [lost], FAIR, log_start=0, log_end=300).decided_end == 300
+    dead = queue._replace(dead_ranges=(DeadRange(10, 10, 1, 0),))
+    assert load_index(base, [dead], FAIR, log_start=0, log_end=400).start == 10
+    done = base._replace(start_offset=300, changes=())
+    assert load_index(done, [], FAIR, log_start=0, log_end=400).start == 64, "a queue that was never stored"
+    closed = base._replace(isolations=(isolations[0]._replace(end=390),))
+    assert load_index(closed, [queue], FAIR, log_start=0, log_end=400).decided_end == 390
+
+
+def test_an_index_that_is_read_again_has_the_same_numbers() -> None:
+    chance = Simulation(7).random
+    scene = Scene([chance.choice(["noisy", "loud", f"quiet-{chance.randrange(50)}"]) for _ in range(1_000)])
+    scene.read()
+    state = STORED._replace(isolations=scene.index.isolations, changes=(StateBatch(0, 799, 2, 1),))
+    index = load_index(state, [], FAIR, log_start=0, log_end=1_000)
+    again = FairScan(cast("FairLeader", scene.base), index, scene.simulation.scheduler(), lambda: None)
+    scene.simulation.run(again.load())
+    assert index.end == 800
+    assert index.split(0, 799) == scene.index.split(0, 799)
