@@ -332,7 +332,6 @@ class SharePartitionLeader:
 
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
-        settings = dependencies.settings(self.key.group, partition)
         own = None
         if self.index is not None:
             if self.index.end < partition.end_offset:
@@ -371,6 +370,7 @@ class SharePartitionLeader:
         if self.end_error is not None:
             raise copied(self.end_error)
         self._state_epoch = state.state_epoch
+        settings = dependencies.settings(self.key.group, partition)  # they may have changed during the read
         if self.index is not None:
             self._key_limits = dependencies.key_limits(self.key, self.leader_epoch)
         now_ms = self.now_ms()
@@ -399,6 +399,7 @@ class SharePartitionLeader:
             if self.end_error is not None:
                 raise copied(self.end_error)
             ready.mark_persisted(update.token)
+            ready.reconfigure(dependencies.settings(self.key.group, partition), self.now_ms())
             self._state_machine = ready
         self.known_state = None
         dependencies.dead_letters.on_loaded(self, state.producer)
