@@ -124,7 +124,8 @@ class Delivery:
             for broker in self.world.network.brokers.values()
             if broker.ready
         ]
-        settings = [each.leaders[0].state_machine.settings for each in found if each is not None]
+        leaders = [leader for each in found if each is not None for leader in each.leaders]
+        settings = [leader.state_machine.settings for leader in leaders]
         return {Limits(each.key_leases_max, each.key_rate, each.key_burst) for each in settings}
 
     def note(self, method: Callable[..., None], *arguments: Any, **named: Any) -> None:

@@ -8,6 +8,9 @@ happen.
 * After a restart, a lease has the duration that its member has chosen last.
 * Each record whose publication was answered is accepted by somebody.
 
+With a limit by key and without order, instead of the rules about the order of a key:
+* No more records of a key are leased at once than the limit.
+
 What is not known for sure is taken in the broker's favour: a member has a record from the moment at which it sees it
 until it ends the lease, or until the lease ends by its own clock. A lease begins at the broker, before the member
 receives the answer: `delay_s` is how late an answer received at a time can have been, because a disk or a process stood
@@ -51,8 +54,12 @@ class KeyHistory:
     """Of one group and one topic, with keys that are in one partition only. Every method raises `AssertionError` when
     it is told what may not be."""
 
-    def __init__(self, delay_s: Callable[[float], float] = lambda received_s: 0.0) -> None:
+    def __init__(
+        self, delay_s: Callable[[float], float] = lambda received_s: 0.0, leases_max: int | None = None
+    ) -> None:
+        """`leases_max`: the limit of leased records of a key; None for order by key."""
         self._delay_s = delay_s
+        self._leases_max = leases_max
         self.published: dict[bytes, None] = {}
         """Values whose publication was answered."""
         self.sent_accepts: set[bytes] = set()
@@ -80,26 +87,45 @@ class KeyHistory:
             place = delivery[:2]
             assert place not in self.accepted, f"{what}, accepted in delivery {self.accepted[place]}"
             assert delivery not in self._deliveries, f"{what}, and before to somebody else"
-            assert latest.get(key, -1) < message.offset, f"{what} after {latest.get(key)} in one answer"
-            latest[key] = message.offset
-            for other, hold in self._holds[key].items():
-                is_held = hold.until_s > now_s and not hold.message.is_lost
-                if hold.name != name and other.offset < message.offset and is_held:
-                    left_ms = (hold.until_s - now_s) * 1000
-                    raise AssertionError(f"{what}; {hold.name} has {other} for {left_ms:.0f} ms more")
-            if place not in self._seen:
-                newest = self._newest.get(key, -1)
-                assert newest < message.offset, f"{what} for the first time, after offset {newest}"
-                self._newest[key] = message.offset
-                self._seen.add(place)
-            else:
-                self._numbers["delivered again"] += 1
+            if self._leases_max is None:
+                assert latest.get(key, -1) < message.offset, f"{what} after {latest.get(key)} in one answer"
+                latest[key] = message.offset
+                self._check_order(name, message, now_s, what)
+            self._numbers["delivered again"] += place in self._seen
+            self._seen.add(place)
             self._deliveries[delivery] = {lease_ms}
             self._members[delivery] = member_id
         for message in messages:
             until_s = self._surely_until(message, lease_ms)
             self._holds[message.key or b""][delivery_of(message)] = Hold(name, message, until_s)
         self._numbers["delivered"] += len(messages)
+        if self._leases_max is not None:
+            self._check_limit(messages, now_s, self._leases_max)
+
+    def _check_order(self, name: str, message: Leased, now_s: float, what: str) -> None:
+        key = message.key or b""
+        for other, hold in self._holds[key].items():
+            is_held = hold.until_s > now_s and not hold.message.is_lost
+            if hold.name != name and other.offset < message.offset and is_held:
+                left_ms = (hold.until_s - now_s) * 1000
+                raise AssertionError(f"{what}; {hold.name} has {other} for {left_ms:.0f} ms more")
+        if delivery_of(message)[:2] not in self._seen:
+            newest = self._newest.get(key, -1)
+            assert newest < message.offset, f"{what} for the first time, after offset {newest}"
+            self._newest[key] = message.offset
+
+    def _check_limit(self, messages: Sequence[Leased], now_s: float, leases_max: int) -> None:
+        """The new messages are among those that are held."""
+        for key in {message.key or b"" for message in messages}:
+            held = [
+                (hold.name, delivery)
+                for delivery, hold in self._holds[key].items()
+                if hold.until_s > now_s and not hold.message.is_lost
+            ]
+            assert len(held) <= leases_max, (
+                f"more records of key {key!r} are leased than {leases_max}: {held}"
+            )
+            self._numbers["at the limit"] += len(held) == leases_max
 
     def extend(self, message: Leased, lease_ms: int) -> None:
         """The member is about to extend the lease: it has the old duration or the new one until the answer."""

@@ -27,6 +27,7 @@ async def group_of(client: mansio.Client, group: str, **settings: Any) -> str:
         "tries": "share.delivery.count.limit",
         "backoff_ms": "mansio.retry.backoff.ms",
         "multiplier": "mansio.retry.backoff.multiplier",
+        "leases_max": "mansio.share.key.leases.max",
         "dead_letters": "mansio.deadletterqueue.enable",
     }
     given = {"share.auto.offset.reset": "earliest", "mansio.retry.backoff.ms": "20"}

@@ -7,6 +7,7 @@ from nightly.planted.batch_commit_defects import BATCH_COMMIT_DEFECTS
 from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.fairness_defects import FAIRNESS_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
+from nightly.planted.key_limit_defects import KEY_LIMIT_DEFECTS
 from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
 from nightly.planted.mirror_defects import MIRROR_DEFECTS
 from nightly.planted.planted import Defect
@@ -128,6 +129,7 @@ DEFECTS = (
     *MIRROR_DEFECTS,
     *DEDUPLICATION_DEFECTS,
     *FAIRNESS_DEFECTS,
+    *KEY_LIMIT_DEFECTS,
     *KEY_ORDER_DEFECTS,
     *PRIORITY_DEFECTS,
     *TRANSACTION_DEFECTS,

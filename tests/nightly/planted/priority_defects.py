@@ -161,8 +161,8 @@ PRIORITY_DEFECTS = (
     Defect(
         "keys of records of other priorities are read",
         "state/share_partition/machine.py",
-        "following = self._own.first_at_or_above(key_order.scanned_end)",
-        "following = key_order.scanned_end",
+        "following = self._own.first_at_or_above(key_index.scanned_end)",
+        "following = key_index.scanned_end",
         UNIT,
     ),
     Defect(

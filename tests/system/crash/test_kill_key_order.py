@@ -1,4 +1,5 @@
-"""kill -9 while members of a share group with order by key take, extend, accept, release and drop records.
+"""kill -9 while members of a share group with order by key, or a limit by key, take, extend, accept, release and drop
+records.
 
 Leases of different durations are mixed: the group's, those of a receiver, and those of an `extend`.
 """
@@ -52,9 +53,10 @@ EXTENSIONS_MS = (700, 3_000, 6_000)
 class KeyedLoad:
     """A producer and the members of a group, which go on while the broker dies."""
 
-    def __init__(self, client: mansio.Client, seed: int) -> None:
+    def __init__(self, client: mansio.Client, seed: int, leases_max: int | None) -> None:
+        """`leases_max`: as in `KeyHistory`."""
         self.client = client
-        self.history = KeyHistory(self._delay_s)
+        self.history = KeyHistory(self._delay_s, leases_max)
         self.is_ending = False
         self._seed = seed
         self._random = random.Random(seed)
@@ -176,12 +178,15 @@ class KeyedLoad:
                 self.history.check_durations(partition.partition, state.ranges, allowed, age_ms_max)
 
 
-async def kill_while_working(broker: ServedBroker, kills: int, seed: int) -> KeyHistory:
+async def kill_while_working(
+    broker: ServedBroker, kills: int, seed: int, leases_max: int | None
+) -> KeyHistory:
     chance = random.Random(seed)
     async with mansio.connect(broker.bootstrap_servers) as client:
         await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
-        await group_of(client, GROUP, order="key", lock_ms=LOCK_MS, backoff_ms=30, tries=10)
-        load = KeyedLoad(client, seed)
+        rule = {"order": "key"} if leases_max is None else {"leases_max": leases_max}
+        await group_of(client, GROUP, **rule, lock_ms=LOCK_MS, backoff_ms=30, tries=10)
+        load = KeyedLoad(client, seed, leases_max)
         history = load.history
         tasks = [asyncio.ensure_future(load.work(number)) for number in range(len(MEMBERS))]
         producer = asyncio.ensure_future(load.produce())
@@ -219,12 +224,13 @@ async def until(is_true: Callable[..., bool], tasks: Sequence[asyncio.Future[Non
             await asyncio.sleep(0.01)
 
 
-def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> Counter[str]:
+def kill_repeatedly(tmp_path: Path, kills: int, seed: int, leases_max: int | None = None) -> Counter[str]:
+    """`leases_max`: as in `KeyHistory`."""
     found: list[KeyHistory] = []
     with served(tmp_path / "data", http=False) as broker:
 
         async def scenario() -> None:
-            found.append(await kill_while_working(broker, kills, seed))
+            found.append(await kill_while_working(broker, kills, seed, leases_max))
 
         asyncio.run(scenario())
         assert "Traceback" not in broker.output.read_text()
@@ -238,3 +244,10 @@ def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> Counter[str]:
 def test_no_kill_breaks_the_order_of_a_key_or_the_duration_of_a_lease(tmp_path: Path) -> None:
     numbers = kill_repeatedly(tmp_path, 10, seed=6)
     assert min(numbers["accepted"], numbers["delivered again"], numbers["leases compared"]) > 10
+
+
+@pytest.mark.row("D1", "D9")
+@pytest.mark.full
+def test_no_kill_exceeds_a_limit_by_key(tmp_path: Path) -> None:
+    numbers = kill_repeatedly(tmp_path, 3, seed=7, leases_max=2)
+    assert min(numbers["accepted"], numbers["delivered again"], numbers["at the limit"]) > 10

@@ -282,6 +282,7 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
         "boto3": "resize 1.png\n",
         "shell": "resize 1.png\n",
         "fifo": "['10', '20']\n",
+        "tenants": "['ann 1', 'bob 1']\n",
     }
     found = examples("docs/reference/sqs.md")
     assert list(found) == ["serve", *expected]
@@ -401,6 +402,9 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "leases": "b'ann' b'paid'\n",
         "async-leases": "True\n",
         "confluent-by-key": "True\n",
+        "limits": "",
+        "limited": "2 more\n",
+        "confluent-limited": "at most 2 of ann at once\n",
         "fair-publish": "",
         "fair-receive": "True\n",
         "fair-confluent": "True\n",

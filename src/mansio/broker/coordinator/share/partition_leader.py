@@ -349,7 +349,6 @@ class SharePartitionLeader:
 
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
-        settings = dependencies.settings(self.key.group, partition)
         own, base = None, None
         if self.index is not None and self.index.end < partition.end_offset:
             raise CoordinatorLoadInProgress(
@@ -384,12 +383,13 @@ class SharePartitionLeader:
                 True,
                 0,
             )
-        if base is None and (index := await self._load_fair_index(state, settings)) is not None:
+        if base is None and (index := await self._load_fair_index(state)) is not None:
             own = index.offsets_of(BASE)
         self.ensure_leader()
         if self.end_error is not None:
             raise copied(self.end_error)
         self._state_epoch = state.state_epoch
+        settings = dependencies.settings(self.key.group, partition)  # they may have changed during the read
         self._key_limits = dependencies.key_limits(self.key, self.leader_epoch)
         now_ms = self.now_ms()
         state_machine = SharePartition(
@@ -417,11 +417,12 @@ class SharePartitionLeader:
             if self.end_error is not None:
                 raise copied(self.end_error)
             ready.mark_persisted(update.token)
+            ready.reconfigure(dependencies.settings(self.key.group, partition), self.now_ms())
             self._state_machine = ready
         self.known_state = None
         dependencies.dead_letters.on_loaded(self, state.producer)
-        if self.fair_scan is not None:
-            self.reconfigure()
+        if self.fair_scan is not None or self.state_machine.settings.is_fair:
+            self.reconfigure()  # fairness may have been turned on or off since its index was loaded
             dependencies.on_queues_changed(self.key)
 
     # ------------------------------------------------------------------ fairness
@@ -447,9 +448,10 @@ class SharePartitionLeader:
             start = start if first is None else max(first, self.partition.start_offset)
         return start
 
-    async def _load_fair_index(self, state: LoadedState, settings: ShareSettings) -> FairIndex | None:
+    async def _load_fair_index(self, state: LoadedState) -> FairIndex | None:
         """Read again which share partition has which offset, if the group is fair or has backlog queues."""
         partition = self.partition
+        settings = self._dependencies.settings(self.key.group, partition)
         if self.topic_index is not None or not (settings.is_fair or state.isolations):
             return None
         persister = self._dependencies.persister
