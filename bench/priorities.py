@@ -35,6 +35,7 @@ VALUE = bytes(100)
 SETTING = {"mansio.priority.enable": "true"}
 URGENT_RECORDS = 400
 PARTS = 10
+RATE_RECORDS_MAX = 100_000
 BATCH = 500
 
 
@@ -43,12 +44,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=1_000_000, help="records of each priority")
+    parser.add_argument("--cases", default=",".join(CASES), help="of the above, separated by commas")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(measure_urgent(Path(directory) / "urgent", arguments.records))
-        asyncio.run(measure_flat(Path(directory) / "flat", arguments.records))
-        asyncio.run(measure_rate(Path(directory) / "rate", min(arguments.records, 100_000)))
-        asyncio.run(measure_bytes(Path(directory) / "bytes"))
+        for case in arguments.cases.split(","):
+            asyncio.run(CASES[case](Path(directory) / case, arguments.records))
 
 
 async def measure_urgent(data: Path, count: int) -> None:
@@ -112,7 +112,8 @@ async def measure_flat(data: Path, count: int) -> None:
     server.stop()
 
 
-async def measure_rate(data: Path, count: int) -> None:
+async def measure_rate(data: Path, records_max: int) -> None:
+    count = min(records_max, RATE_RECORDS_MAX)
     for round_number in range(3):
         found = {}
         for config in (SETTING, {}):
@@ -135,7 +136,7 @@ async def measure_rate(data: Path, count: int) -> None:
         )
 
 
-async def measure_bytes(data: Path) -> None:
+async def measure_bytes(data: Path, _: int) -> None:
     names = ("high", "normal", "low")
     for kind in ("mixed", "separate"):
         with mansio.Broker(data / kind) as broker:
@@ -186,6 +187,9 @@ async def take(client: mansio.Client, count: int, priority: str | None) -> int:
 
 def priority_of(message: Leased) -> str:
     return next((value or b"").decode() for name, value in message.headers if name == "mansio-priority")
+
+
+CASES = {"urgent": measure_urgent, "flat": measure_flat, "rate": measure_rate, "bytes": measure_bytes}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
+from bench.peers.releases import of_debian
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def candidates() -> list[Candidate]:
             server=f"redis-{sync}",
             serve=partial(serve, sync=sync),
             driver=Driver,
+            confirmation="the answer to XACK, in one round trip with XREADGROUP",
+            released=partial(of_debian, "redis-server"),
         )
         for sync, durability in (
             ("always", "fsync before every reply"),
