@@ -45,6 +45,10 @@ share.coordinator.state.topic.min.isr=1
 """
 
 
+SAME = frozenset({"consume100", "deliver100", "deliver1", "deliver100x4", "deliver1x4"})
+"""What does not depend on when a topic is flushed."""
+
+
 def serve(place: ServerLocation) -> Server:
     java = shutil.which("java")
     if java is None:
@@ -91,7 +95,7 @@ def candidates() -> list[Candidate]:
             driver=partial(Driver, config={"flush.messages": flush}),
             confirmation=kafka_client.CONFIRMATION,
             released=lambda version: of_jar(_jar("kafka-clients")),
-            skips=frozenset() if is_synced else frozenset({"consume100"}),
+            skips=frozenset() if is_synced else SAME,
         )
         for name, is_synced, title, flush, durability in (
             ("flush1", True, "flush.messages=1", "1", "acks=all, flushed before the answer"),

@@ -340,8 +340,9 @@ def test_a_failure_in_a_client_process_is_reported_and_ends_the_others() -> None
     async def waits(ready: clients.Ready) -> None:
         ready()
 
-    with pytest.raises(clients.ClientError, match="no such queue"):
-        clients.together([fails, waits], 5)
+    for works in ([fails, waits], [waits, fails]):
+        with pytest.raises(clients.ClientError, match="no such queue"):
+            clients.together(works, 5)
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
