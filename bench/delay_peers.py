@@ -293,9 +293,9 @@ class Nats:
     extra = None
 
     def start(self, directory: Path) -> Any:
-        program = TOOLS / "nats-scheduling" / "nats-server"
+        program = TOOLS / "nats" / "nats-server"
         if nats_jetstream.nats is None or not program.exists():
-            raise PeerUnavailableError("no nats-server of version 2.12 or later in .tools/nats-scheduling")
+            raise PeerUnavailableError("no nats-server of version 2.12 or later in .tools/nats")
         self.port = free_port()
         configuration = directory / "nats.conf"
         configuration.write_text(

@@ -35,6 +35,8 @@ VALUE = bytes(100)
 SETTING = {"mansio.priority.enable": "true"}
 URGENT_RECORDS = 400
 PARTS = 10
+RATE_RECORDS_MAX = 100_000
+RATE_ROUNDS = 5
 BATCH = 500
 
 
@@ -43,12 +45,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=1_000_000, help="records of each priority")
+    parser.add_argument("--cases", default=",".join(CASES), help="of the above, separated by commas")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(measure_urgent(Path(directory) / "urgent", arguments.records))
-        asyncio.run(measure_flat(Path(directory) / "flat", arguments.records))
-        asyncio.run(measure_rate(Path(directory) / "rate", min(arguments.records, 100_000)))
-        asyncio.run(measure_bytes(Path(directory) / "bytes"))
+        for case in arguments.cases.split(","):
+            asyncio.run(CASES[case](Path(directory) / case, arguments.records))
 
 
 async def measure_urgent(data: Path, count: int) -> None:
@@ -112,10 +113,11 @@ async def measure_flat(data: Path, count: int) -> None:
     server.stop()
 
 
-async def measure_rate(data: Path, count: int) -> None:
-    for round_number in range(3):
-        found = {}
-        for config in (SETTING, {}):
+async def measure_rate(data: Path, records_max: int) -> None:
+    count = min(records_max, RATE_RECORDS_MAX)
+    for round_number in range(RATE_ROUNDS):
+        found, costs = {}, {}
+        for config in (SETTING, {}) if round_number % 2 else ({}, SETTING):
             server = start_mansio(data / f"{round_number}{len(config)}", None)
             async with mansio.connect(address(server)) as client:
                 await prepare(client, TOPIC, config)
@@ -125,17 +127,20 @@ async def measure_rate(data: Path, count: int) -> None:
                     for number in range(count)
                 ]
                 await client.publish_many(TOPIC, records)
-                began = time.monotonic()
+                began, used_s, client_s = time.monotonic(), server.cpu_s(), time.process_time()
                 await take(client, count, None)
                 found[bool(config)] = count / (time.monotonic() - began)
+                used = server.cpu_s() - used_s, time.process_time() - client_s
+                costs[bool(config)] = " + ".join(f"{each / count * 1e6:.1f}" for each in used)
             server.stop()
         print(
             f"rate: {found[True]:,.0f} a second with three priorities, {found[False]:,.0f} without:"
-            f" {found[True] / found[False]:.2f}"
+            f" {found[True] / found[False]:.2f}; processor time of broker and client per record, us: {costs[True]}"
+            f" and {costs[False]}"
         )
 
 
-async def measure_bytes(data: Path) -> None:
+async def measure_bytes(data: Path, _: int) -> None:
     names = ("high", "normal", "low")
     for kind in ("mixed", "separate"):
         with mansio.Broker(data / kind) as broker:
@@ -186,6 +191,9 @@ async def take(client: mansio.Client, count: int, priority: str | None) -> int:
 
 def priority_of(message: Leased) -> str:
     return next((value or b"").decode() for name, value in message.headers if name == "mansio-priority")
+
+
+CASES = {"urgent": measure_urgent, "flat": measure_flat, "rate": measure_rate, "bytes": measure_bytes}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ from bench.peers import (
 )
 from bench.peers.clients import alone
 from bench.peers.peer import Candidate, PeerUnavailableError, ServerLocation
+from bench.peers.round_trips import RoundTrips, refuse
 from bench.peers.server import free_port
 from bench.peers.syncs import is_synced_delivering
 from bench.peers.table import Entry
@@ -62,6 +64,7 @@ class Peers:
         self.entries = [Entry(candidate) for candidate in candidates]
         self.servers: dict[str, Server] = {}
         self.queues = 0
+        self.trips = RoundTrips()
 
     def start(self, candidate: Candidate, *, trace: Path | None = None) -> Server:
         name = f"{candidate.server}{'-traced' if trace else ''}"
@@ -79,6 +82,7 @@ class Peers:
                 if candidate.server in self.servers:
                     driver = candidate.driver(self.servers[candidate.server].place.port)
                     entry.version = alone(driver.version)
+                    entry.released = candidate.released(server_version(entry.version))
             except (PeerUnavailableError, OSError, RuntimeError) as error:
                 reasons[candidate.server] = str(error)
             entry.not_run = reasons.get(candidate.server, "")
@@ -130,7 +134,11 @@ class Peers:
     def run(self, progress: Progress) -> None:
         jobs = self.jobs()
         task = progress.add_task("measuring", total=len(jobs))
+        probed: tuple[Workload, int] | None = None
         for entry, workload, size in jobs:
+            if probed != (workload, size):
+                self.trips.probe(self.directory)
+                probed = workload, size
             progress.update(
                 task, description=f"{entry.candidate.name}, {workload.title}, {size} B", refresh=True
             )
@@ -174,6 +182,11 @@ class Peers:
                 if owner is entry
             }
             entry.syncs = syncs.Syncs(**counts)
+
+
+def server_version(version: str) -> str:
+    """The server's version of what `Driver.version` returns."""
+    return version.partition(",")[0]
 
 
 def file_system_of(path: Path) -> str:
@@ -225,13 +238,17 @@ def parse(candidates: list[Candidate]) -> argparse.Namespace:
     return options
 
 
-def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
+def save(path: Path, options: argparse.Namespace, entries: list[Entry], trips: RoundTrips) -> None:
     content = {
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {
             "processors": os.cpu_count(),
             "system": platform.platform(),
             "python": interpreter(),
+        },
+        "round_trip_us": {
+            name: {"fastest": trips.fastest_us(synced=synced), "median": trips.median_us(synced=synced)}
+            for name, synced in (("plain", False), ("synced", True))
         },
         "repetitions": options.repetitions,
         "seconds": options.seconds,
@@ -240,7 +257,9 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
                 "name": entry.candidate.name,
                 "title": entry.candidate.title,
                 "version": entry.version,
+                "released": None if entry.released is None else entry.released.isoformat(),
                 "durability": entry.candidate.durability,
+                "confirmation": entry.candidate.confirmation,
                 "not_run": entry.not_run,
                 "fsyncs_per_acknowledgement": None if entry.syncs is None else asdict(entry.syncs),
                 "is_synced": entry.is_synced,
@@ -258,27 +277,32 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def show(console: Console, options: argparse.Namespace, entries: list[Entry]) -> None:
+def show(console: Console, options: argparse.Namespace, entries: list[Entry], trips: RoundTrips) -> None:
     for size in options.sizes:
         for is_delivery in (False, True):
             workloads = [one for one in options.workloads if bool(one.consumers) == is_delivery]
             if workloads and not (is_delivery and size != options.sizes[0]):
                 console.print(table.size_table(entries, workloads, size))
     console.print(table.required_table(entries, options.workloads, options.sizes))
+    console.print(table.servers_table(entries, datetime.now(UTC).date()))
     console.print(
         "fsyncs per acknowledgement: of one message, of a batch of 100, of 100 taken; of one record delivered, of 100 "
         "delivered; counted by strace. "
         "~ disturbed: another process was busy in one of the runs.\n"
         "The raw row is the broker's own speed without a client; nothing is compared with it."
     )
+    bounds = [
+        f"{trips.fastest_us(synced=synced) or 0:.0f} us {what} (median {trips.median_us(synced=synced) or 0:.0f})"
+        for synced, what in ((False, "over loopback"), (True, "with a sync"))
+    ]
+    console.print(
+        f"fastest round trip of this machine: {', '.join(bounds)}; a row that is better is an error.",
+        highlight=False,
+    )
     for entry in entries:
         if entry.not_run:
             console.print(
                 f"[yellow]not run:[/yellow] {entry.candidate.title}: {entry.not_run}", highlight=False
-            )
-        else:
-            console.print(
-                f"[dim]{entry.candidate.title}: {entry.version}; {entry.candidate.durability}[/dim]"
             )
     runs = [run for entry in entries for several in entry.runs.values() for run in several if run is not None]
     disturbed = sum(run.is_disturbed for run in runs)
@@ -321,9 +345,12 @@ def main() -> None:
             finally:
                 peers.stop_all()
     path = options.json or RESULTS / f"peers-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
-    save(path, options, peers.entries)
-    show(console, options, peers.entries)
+    refused = refuse(peers.entries, options.workloads, peers.trips)
+    save(path, options, peers.entries, peers.trips)
+    show(console, options, peers.entries, peers.trips)
     console.print(f"[dim]Python {interpreter()}. All runs: {os.path.relpath(path)}[/dim]")
+    if refused:
+        sys.exit("a row is better than one round trip of this machine allows: see what failed")
     if options.strict and table.missed(peers.entries, options.workloads, options.sizes):
         sys.exit(1)
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from bench.peers import kafka_client
 from bench.peers.peer import TOOLS, Candidate, PeerUnavailableError, ServerLocation
+from bench.peers.releases import of_jar
 from bench.peers.server import Server, free_port, run_quietly
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JARS = TOOLS / "kafka"
 HEAP = "-Xmx768m"
 NEVER = str(2**63 - 1)
-UNABLE = frozenset({"deliver100", "deliver1", "deliver100x4", "deliver1x4"})
-"""Share groups are a preview in this version, and disabled."""
 PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -40,6 +43,10 @@ share.coordinator.state.topic.num.partitions=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 """
+
+
+SAME = frozenset({"consume100", "deliver100", "deliver1", "deliver100x4", "deliver1x4"})
+"""What does not depend on when a topic is flushed."""
 
 
 def serve(place: ServerLocation) -> Server:
@@ -65,9 +72,14 @@ def serve(place: ServerLocation) -> Server:
     return server
 
 
+def _jar(name: str) -> Path:
+    (jar, *_) = JARS.glob(f"{name}-*.jar")
+    return jar
+
+
 class Driver(kafka_client.Driver):
     async def version(self) -> str:
-        (jar, *_) = JARS.glob("kafka-clients-*.jar")
+        jar = _jar("kafka-clients")
         return f"{jar.stem.removeprefix('kafka-clients-')}, {await super().version()}"
 
 
@@ -81,7 +93,9 @@ def candidates() -> list[Candidate]:
             server="kafka",
             serve=serve,
             driver=partial(Driver, config={"flush.messages": flush}),
-            skips=UNABLE if is_synced else UNABLE | {"consume100"},
+            confirmation=kafka_client.CONFIRMATION,
+            released=lambda version: of_jar(_jar("kafka-clients")),
+            skips=frozenset() if is_synced else SAME,
         )
         for name, is_synced, title, flush, durability in (
             ("flush1", True, "flush.messages=1", "1", "acks=all, flushed before the answer"),

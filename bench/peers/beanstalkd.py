@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
+from bench.peers.releases import of_debian
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
@@ -162,5 +164,7 @@ def candidates() -> list[Candidate]:
             server="beanstalkd",
             serve=serve,
             driver=Driver,
+            confirmation="the answer to delete, in one round trip with reserve",
+            released=partial(of_debian, "beanstalkd"),
         )
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+from threading import BrokenBarrierError
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 FORK = multiprocessing.get_context("fork")
 READY_DEADLINE_S = 30.0
 JOIN_DEADLINE_S = 5.0
+AFTER_FAILURE_S = 1.0
 
 
 class ClientError(RuntimeError):
@@ -42,7 +44,18 @@ def together(works: Sequence[Work], deadline_s: float) -> list[Any]:
             process.start()
             theirs.close()
             running.append((process, ours))
-        return [_outcome(answers, deadline_s) for _, answers in running]
+        results: list[Any] = []
+        failures: list[str] = []
+        for _, answers in running:
+            succeeded, result = _outcome(
+                answers, AFTER_FAILURE_S if failures else deadline_s + READY_DEADLINE_S
+            )
+            (results if succeeded else failures).append(result)
+        if failures:  # the others may only have noticed that one is missing
+            raise ClientError(
+                min(failures, key=lambda failure: failure.startswith(BrokenBarrierError.__name__))
+            )
+        return results
     finally:
         for process, answers in running:
             process.join(JOIN_DEADLINE_S)
@@ -83,13 +96,12 @@ async def _awaited(work: Work, ready: Ready) -> Any:
     return await work(ready)
 
 
-def _outcome(answers: Connection, deadline_s: float) -> Any:
-    if not answers.poll(deadline_s + READY_DEADLINE_S):
-        raise ClientError(f"no result within {deadline_s:.0f} s")
+def _outcome(answers: Connection, wait_s: float) -> tuple[bool, Any]:
+    """(whether the work succeeded, its result or its error)."""
+    if not answers.poll(wait_s):
+        return False, f"no result within {wait_s:.0f} s"
     try:
         succeeded, result = answers.recv()
     except EOFError:
-        raise ClientError("the client process died") from None
-    if not succeeded:
-        raise ClientError(result)
-    return result
+        return False, "the client process died"
+    return succeeded, result

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 from bench.peers.peer import TAKE_WAIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 import confluent_kafka
 from confluent_kafka import admin
 
+CONFIRMATION = (
+    "the answer to ShareAcknowledge (commit_sync), a round trip of its own before the next ShareFetch"
+)
 JOIN_DEADLINE_S = 20.0
+COMMIT_DEADLINE_S = 5.0
 BATCH_LINGER_MS = 100
 """Longer than it takes to enqueue a batch; `flush` ends it."""
 
@@ -54,7 +58,7 @@ class Driver:
         change = admin.AlterConfigOpType.SET
         first = admin.ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=change)
         resource = admin.ConfigResource(admin.ResourceType.GROUP, group, incremental_configs=[first])
-        client = admin.AdminClient(self.address)
+        client = admin.AdminClient({**self.address, "log_level": 4})  # its end is told otherwise
         for altered in client.incremental_alter_configs([resource]).values():
             altered.result(30)
         return Deliverer(self.address, queue, group, count)
@@ -123,7 +127,8 @@ class Consumer:
 
 class Deliverer:
     """A member of a share group (KIP-932). What a poll gave is acknowledged when the next one asks for more, which is
-    the client's own way; one record at a time waits for the answer to its acknowledgement first."""
+    the client's own way; one record at a time waits for the answer to its acknowledgement first. The client tells the
+    offsets that the broker has confirmed: they must be all that were returned."""
 
     def __init__(self, address: Mapping[str, str], queue: str, group: str, count: int) -> None:
         self.count = count
@@ -133,7 +138,9 @@ class Deliverer:
             "max.poll.records": count,
             "log_level": 0,
         }
+        self.returned = self.confirmed = 0
         self.consumer = confluent_kafka.ShareConsumer({**address, **own})
+        self.consumer.set_acknowledgement_commit_callback(self._on_confirmed)
         self.consumer.subscribe([queue])
         end = time.monotonic() + JOIN_DEADLINE_S
         self.ahead: list[bytes] = []
@@ -142,8 +149,14 @@ class Deliverer:
                 raise TimeoutError("the member was given no record")
             self.ahead = self._polled()
 
+    def _on_confirmed(self, offsets: Mapping[Any, Collection[int]], error: Any) -> None:
+        if error is not None:
+            raise confluent_kafka.KafkaException(error)
+        self.confirmed += sum(map(len, offsets.values()))
+
     def _polled(self) -> list[bytes]:
         messages = self.consumer.poll(TAKE_WAIT_S)
+        self.returned += len(messages)
         for message in messages:
             if message.error() is not None:
                 raise confluent_kafka.KafkaException(message.error())
@@ -158,9 +171,11 @@ class Deliverer:
         return self._polled()
 
     async def acknowledge(self) -> None:
-        for error in (self.consumer.commit_sync(TAKE_WAIT_S * 10) or {}).values():
+        for error in (self.consumer.commit_sync(COMMIT_DEADLINE_S) or {}).values():
             if error is not None:
                 raise confluent_kafka.KafkaException(error)
+        if self.confirmed != self.returned:
+            raise RuntimeError(f"{self.confirmed} of {self.returned} acknowledgements were confirmed")
 
     async def close(self) -> None:
         self.consumer.close()

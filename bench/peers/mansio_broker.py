@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import mansio
 from bench.peers import kafka_client
-from bench.peers.peer import TAKE_WAIT_S, Candidate, ServerLocation
+from bench.peers.peer import ROOT, TAKE_WAIT_S, Candidate, ServerLocation
 from bench.peers.server import Server
 from mansio.version import __version__
 
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from mansio.client.share.receiver import Receiver
 
 
-def serve(place: ServerLocation) -> Server:
+PROGRAM = ("-m", "mansio.cli.main")
+
+
+def serve(place: ServerLocation, program: Sequence[str | Path] = PROGRAM) -> Server:
+    """Start a broker; `program`: what Python runs instead of Mansio's own command, of this repository."""
     server = Server(place)
     where: list[str | Path] = [
         "--data",
@@ -36,7 +40,9 @@ def serve(place: ServerLocation) -> Server:
     ]
     # As for Apache Kafka: no delay for further members of a group with one member.
     environment = {"MANSIO_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
-    server.start([sys.executable, "-m", "mansio.cli.main", "serve", *where], environment=environment)
+    if program != PROGRAM:
+        environment["PYTHONPATH"] = str(ROOT)
+    server.start([sys.executable, *program, "serve", *where], environment=environment)
     server.wait_for_port()
     return server
 
@@ -179,12 +185,25 @@ def candidates() -> list[Candidate]:
         "serve": serve,
     }
     return [
-        Candidate(name="mansio", title="Mansio, confluent-kafka", driver=ConfluentDriver, **shared),
-        Candidate(name="mansio-own", title="Mansio, own client", driver=OwnDriver, **shared),
+        Candidate(
+            name="mansio",
+            title="Mansio, confluent-kafka",
+            driver=ConfluentDriver,
+            confirmation=kafka_client.CONFIRMATION,
+            **shared,
+        ),
+        Candidate(
+            name="mansio-own",
+            title="Mansio, own client",
+            driver=OwnDriver,
+            confirmation="the answer to receive_next, one request with the lease of the next",
+            **shared,
+        ),
         Candidate(
             name="mansio-raw",
             title="Mansio, raw load (no client)",
             driver=OwnDriver,
+            confirmation="the answer to ShareFetch, one request with the lease of the next",
             skips=frozenset({"consume100"}),
             is_raw=True,
             **shared,

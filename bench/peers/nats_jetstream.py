@@ -14,10 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.peers.peer import TAKE_WAIT_S, TOOLS, Candidate, PeerUnavailableError, ServerLocation, find_program
+from bench.peers.releases import of_debian, of_go_module
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import date
 
 try:
     import nats
@@ -40,6 +42,11 @@ def server_version() -> tuple[int, ...]:
     said = subprocess.run([server_program(), "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
     return tuple(map(int, found.groups())) if found else (0,)
+
+
+def released(version: str) -> date | None:
+    built = TOOLS / "nats" / "module.info"
+    return of_go_module(built) if built.exists() else of_debian("nats-server", version)
 
 
 def serve(place: ServerLocation, *, is_synced: bool) -> Server:
@@ -208,6 +215,8 @@ def candidates() -> list[Candidate]:
             server=f"nats-{name}",
             serve=partial(serve, is_synced=is_synced),
             driver=Driver,
+            confirmation="the answer to ack_sync (a double ack), at the same time as the pull of the next",
+            released=released,
         )
         for name, is_synced, title, durability in (
             ("always", True, "sync always", "fsync before every acknowledgement"),

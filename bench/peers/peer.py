@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import date
 
     from bench.peers.server import Server
 
@@ -55,9 +56,11 @@ class Deliverer(Protocol):
         """Acknowledge the previous records and return the next ones, up to the requested number; none after
         `TAKE_WAIT_S`.
 
-        One at a time: the acknowledgement is confirmed when the next record is returned, and nothing was prefetched;
-        both may be requested in one message. Several at a time: the next batch may be returned while acknowledgements
-        are in flight, and be prefetched, if that is how the peer works."""
+        One at a time: the server has confirmed the acknowledgement before the next record is returned, and no other
+        record was leased meanwhile; one message may carry both requests (`Candidate.confirmation` says what confirms
+        it). A client that acknowledges without an answer, or in the background, has no row. Several at a time: the
+        next batch may be returned while acknowledgements are in flight, and be prefetched, if that is how the peer
+        works."""
 
     async def acknowledge(self) -> None:
         """Acknowledge the returned records and wait until all acknowledgements are confirmed if the protocol has a
@@ -100,7 +103,9 @@ class Candidate:
     """One row of the table: a configured server and a client.
 
     `serve` names and starts the server; candidates with the same `server` share it. `is_synced`: according to the
-    configuration, an acknowledged message is on the disk (the counted fsyncs decide). `skips`: unsupported workloads.
+    configuration, an acknowledged message is on the disk (the counted fsyncs decide). `confirmation`: what tells a
+    consumer of one record at a time that its acknowledgement was carried out. `released`: when this version of the
+    server, which `Driver.version` names first, was released; None if that is not known. `skips`: unsupported workloads.
     `is_raw`: prebuilt requests of `bench.load` instead of a client: the capacity of the server.
     """
 
@@ -111,6 +116,8 @@ class Candidate:
     server: str
     serve: Callable[[ServerLocation], Server] = field(repr=False)
     driver: Callable[[int], Driver] = field(repr=False)
+    confirmation: str
+    released: Callable[[str], date | None] = field(repr=False, default=lambda version: None)
     skips: frozenset[str] = frozenset()
     is_raw: bool = False
 

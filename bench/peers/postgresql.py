@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
+from bench.peers.releases import of_debian
 from bench.peers.server import Server, run_quietly
 
 if TYPE_CHECKING:
@@ -222,6 +223,8 @@ def candidates() -> list[Candidate]:
             server="postgresql",
             serve=serve,
             driver=partial(Driver, statements=statements),
+            confirmation="the answer to the COMMIT of the DELETE, in one round trip with the next SELECT",
+            released=partial(of_debian, "postgresql-[0-9]*"),
         )
         for name, statements in (("leased", LEASED), ("bare", BARE))
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.peers.peer import TAKE_WAIT_S, TOOLS, Candidate, PeerUnavailableError, ServerLocation
+from bench.peers.releases import of_debian
 from bench.peers.server import Server, free_port
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ except ImportError:
     pika = None  # reported when it is measured
 
 PERSISTENT = 2
+CLASSIC = "classic"
 PREFETCH = 1000
 WRAPPER = """#!/bin/sh
 export ROOTDIR="{erlang}" BINDIR="{runtime}/bin" EMU=beam PROGNAME=erl
@@ -105,7 +107,8 @@ class Driver:
         return Consumer(self.connect(), queue)
 
     async def deliverer(self, queue: str, count: int) -> Deliverer:
-        return Deliverer(Consumer(self.connect(), queue, PREFETCH if count > 1 else 1), count)
+        consumer = Consumer(self.connect(), queue, PREFETCH if count > 1 else 1)
+        return Deliverer(consumer, queue, count, asks=self.kind == CLASSIC)
 
 
 class Producer:
@@ -168,14 +171,20 @@ class Consumer:
 
 
 class Deliverer:
-    """One message at a time has a prefetch of one: the next is sent when the acknowledgement was handled, which is the
-    only sign of it that AMQP has."""
+    """AMQP has no answer to an acknowledgement. One message at a time has a prefetch of one: a quorum queue sends the
+    next one when the command of the acknowledgement has been written to its log and applied. A classic queue is sent
+    one by the connection's channel, which does not wait for the queue; `asks`: a request that the queue itself answers
+    follows the acknowledgement."""
 
-    def __init__(self, consumer: Consumer, count: int) -> None:
-        self.consumer, self.count, self.tag = consumer, count, 0
+    def __init__(self, consumer: Consumer, queue: str, count: int, *, asks: bool) -> None:
+        self.consumer, self.queue, self.count, self.tag = consumer, queue, count, 0
+        self.asks = asks and count == 1
 
     async def next(self) -> list[bytes]:
+        is_due = self.asks and bool(self.tag)
         self._acknowledge()
+        if is_due:
+            self.consumer.channel.queue_declare(self.queue, passive=True)
         bodies, self.tag = self.consumer.get(self.count)
         return bodies
 
@@ -204,9 +213,19 @@ def candidates() -> list[Candidate]:
             server="rabbitmq",
             serve=serve,
             driver=partial(Driver, kind=kind),
+            confirmation=confirmation,
+            released=partial(of_debian, "rabbitmq-server"),
         )
-        for kind, durability in (
-            ("classic", "persistent messages, publisher confirms after fsync"),
-            ("quorum", "Raft log of one member, fdatasync before the confirm"),
+        for kind, durability, confirmation in (
+            (
+                CLASSIC,
+                "persistent messages, publisher confirms after fsync",
+                "the answer to a passive queue.declare, which the queue gives after the acknowledgement",
+            ),
+            (
+                "quorum",
+                "Raft log of one member, fdatasync before the confirm",
+                "the next message: the queue sends it when its log has the acknowledgement (prefetch of one)",
+            ),
         )
     ]

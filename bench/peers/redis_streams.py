@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
+from bench.peers.releases import of_debian
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
@@ -95,13 +96,22 @@ class Consumer:
             pipeline.xack(self.queue, GROUP, *self.unacknowledged)
         wait_ms = int(TAKE_WAIT_S * 1000)
         pipeline.xreadgroup(GROUP, self.member, {self.queue: ">"}, count=count, block=wait_ms)
-        found = pipeline.execute()[-1]
+        *acknowledged, found = pipeline.execute()
+        self._check(acknowledged)
         messages = found[0][1] if found else []
         self.unacknowledged = [identity for identity, _ in messages]
         if self.confirmed and messages:
-            self.connection.xack(self.queue, GROUP, *self.unacknowledged)
-            self.unacknowledged = []
+            self.acknowledge()
         return [fields[FIELD] for _, fields in messages]
+
+    def acknowledge(self) -> None:
+        self._check([self.connection.xack(self.queue, GROUP, *self.unacknowledged)])
+        self.unacknowledged = []
+
+    def _check(self, acknowledged: Sequence[int]) -> None:
+        """Check the answers to XACK: the number of records that were pending until then."""
+        if acknowledged and acknowledged[0] != len(self.unacknowledged):
+            raise RuntimeError(f"{acknowledged[0]} of {len(self.unacknowledged)} records were acknowledged")
 
     async def close(self) -> None:
         self.connection.close()
@@ -117,10 +127,8 @@ class Deliverer:
         return await self.consumer.take(self.count)
 
     async def acknowledge(self) -> None:
-        consumer = self.consumer
-        if consumer.unacknowledged:
-            consumer.connection.xack(consumer.queue, GROUP, *consumer.unacknowledged)
-            consumer.unacknowledged = []
+        if self.consumer.unacknowledged:
+            self.consumer.acknowledge()
 
     async def close(self) -> None:
         await self.consumer.close()
@@ -136,6 +144,8 @@ def candidates() -> list[Candidate]:
             server=f"redis-{sync}",
             serve=partial(serve, sync=sync),
             driver=Driver,
+            confirmation="the answer to XACK, in one round trip with XREADGROUP",
+            released=partial(of_debian, "redis-server"),
         )
         for sync, durability in (
             ("always", "fsync before every reply"),

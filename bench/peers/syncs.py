@@ -64,6 +64,11 @@ def is_synced(candidate: Candidate, syncs: Syncs | None) -> bool:
     return all(count is not None and count >= SYNCED_FROM for count in (syncs.seq, syncs.batch100))
 
 
+def is_synced_consuming(syncs: Syncs | None) -> bool:
+    """Whether an fsync was counted for every acknowledged batch that was consumed."""
+    return syncs is not None and syncs.consume100 is not None and syncs.consume100 >= SYNCED_FROM
+
+
 def is_synced_delivering(candidate: Candidate, syncs: Syncs | None) -> bool:
     """Whether every single acknowledged record had an fsync before the next was delivered. Batches may share one,
     because their acknowledgements are in flight together."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bench.peers.syncs import Syncs, is_synced, is_synced_delivering
+from bench.peers import releases
+from bench.peers.syncs import Syncs, is_synced, is_synced_consuming, is_synced_delivering
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import date
 
     from bench.peers.peer import Candidate
     from bench.peers.workloads import Run, Workload
@@ -29,6 +31,7 @@ class Entry:
 
     candidate: Candidate
     version: str = ""
+    released: date | None = None
     not_run: str = ""
     syncs: Syncs | None = None
     runs: dict[tuple[str, int], list[Run | None]] = field(default_factory=dict)
@@ -41,6 +44,12 @@ class Entry:
     def is_equal(self, workload: Workload) -> bool:
         """Whether acknowledged messages and acknowledgements are on the disk by then."""
         return is_synced_delivering(self.candidate, self.syncs) if workload.consumers else self.is_synced
+
+    def claims_sync(self, workload: Workload) -> bool:
+        """Whether what confirms a batch of this workload says that it is on the disk."""
+        if workload.name == "consume100":
+            return is_synced_consuming(self.syncs)
+        return self.is_equal(workload)
 
     def figures(self, workload: str, size: int, figure: str) -> list[float | None]:
         runs = self.runs.get((workload, size), [])
@@ -223,4 +232,19 @@ def required_table(entries: list[Entry], workloads: list[Workload], sizes: Itera
                     f"[{colour}]{spread(lead.ratios)}[/]".replace("\n", " "),
                     "" if asked is None else f">= {asked:.2f}",
                 )
+    return shown
+
+
+def servers_table(entries: list[Entry], today: date) -> Table:
+    """What was measured: versions of server and client, the server's age, and what its answers mean."""
+    shown = Table(title="What was measured", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("", "server, client", "released", "acknowledged when", "delivery of one confirmed by"):
+        shown.add_column(column)
+    for entry in entries:
+        if not entry.not_run:
+            candidate = entry.candidate
+            released = "this version" if candidate.is_mansio else releases.age(entry.released, today)
+            shown.add_row(
+                candidate.title, entry.version, released, candidate.durability, candidate.confirmation
+            )
     return shown

@@ -4,12 +4,15 @@
 clients is recorded with every run: another busy process makes the run *disturbed*.
 
 Delivery, record by record: the queue is filled first, with batches of 100 (for at most `FILL_S`; a slow peer delivers
-only what it accepted in that time, and its run ends when the queue is empty). Each client has subscribed and received
-`WARM_UP_DELIVERIES` batches before the clock starts. Values are delivered as objects of the client's language. A record
-counts when it was delivered, and the clock stops when all are acknowledged; `peer.Deliverer` defines what may be in
-flight meanwhile.
+only what it accepted in that time, and its run ends when the queue is empty). What is delivered one at a time was
+published one at a time: a broker that stores the producer's batches may lease a whole one to whoever asks for a record.
+Each client has subscribed and received `WARM_UP_DELIVERIES` batches before the clock starts. Values are delivered as
+objects of the client's language. A record counts when it was delivered, and the clock stops when all are acknowledged;
+`peer.Deliverer` defines what may be in flight meanwhile.
 
-Invariant: the clock runs only from the time when all clients are ready until the last acknowledgement.
+Invariants:
+* The clock runs only from the time when all clients are ready until the last acknowledgement.
+* A client gets no more records at a time than the workload says.
 """
 
 from __future__ import annotations
@@ -43,9 +46,6 @@ PACED_TAKE = 50
 FILL_BATCH = 1000
 CONSUMED_MAX = 40_000
 FILL_S = 2.0
-DELIVERED_FILL_BATCH = 100
-"""A broker that stores the producer's batches delivers whole ones: large batches are costly if few records are
-requested."""
 DELIVERIES_PER_S_MAX = {1: 20_000, 100: 200_000}
 """By batch size: the queue is filled for this many deliveries per second, and no more."""
 WARM_UP_DELIVERIES = 3
@@ -78,6 +78,14 @@ class Workload:
     lead_required_over: tuple[str, ...] = ("",)
 
     @property
+    def waiting_clients(self) -> int:
+        """How many clients wait for the confirmation of each batch before they go on; 0: batches are delivered while
+        acknowledgements are in flight."""
+        if self.consumers:
+            return self.consumers if self.batch == 1 else 0
+        return self.producers
+
+    @property
     def figures(self) -> tuple[str, ...]:
         """The figures of its runs in the table."""
         return ("p50_us", "p99_us") if self.name == "latency" else ("messages_per_s",)
@@ -94,12 +102,18 @@ WORKLOADS = (
     Workload(
         "deliver1",
         "one at a time",
-        lead_min=1.0,
+        lead_min=0.6,
         consumers=1,
-        lead_required_over=("nats", "redis", "rabbitmq"),
+        lead_required_over=("redis",),
     ),
     Workload("deliver100x4", "100, 4 consumers", batch=100, consumers=4),
-    Workload("deliver1x4", "one, 4 consumers", consumers=4),
+    Workload(
+        "deliver1x4",
+        "one, 4 consumers",
+        lead_min=1.0,
+        consumers=4,
+        lead_required_over=("postgresql", "rabbitmq-quorum"),
+    ),
 )
 
 
@@ -138,7 +152,7 @@ def measure(
             fill(driver, queue, size, seconds, CONSUMED_MAX)
         elif workload.consumers:
             most = int(DELIVERIES_PER_S_MAX[workload.batch] * seconds) * min(workload.consumers, 2)
-            fill(driver, queue, size, FILL_S, most, batch=DELIVERED_FILL_BATCH)
+            fill(driver, queue, size, FILL_S, most, batch=workload.batch)
         wait_until_quiet()
         usage = Usage(server)
         length = PACED_TIMES_AS_LONG * seconds if workload.name == "latency" else seconds
@@ -290,7 +304,7 @@ def deliver(driver: Driver, server: Server, queue: str, workload: Workload, seco
         await deliverer.acknowledge()
         server_s, client_s = server.cpu_s(), time.process_time()
         ready()
-        done, began, ended = await deliver_for(deliverer, seconds)
+        done, began, ended = await deliver_for(deliverer, workload.batch, seconds)
         client_s, server_s = time.process_time() - client_s, server.cpu_s() - server_s
         await deliverer.close()
         return done, began, ended, server_s, client_s
@@ -307,12 +321,14 @@ def deliver(driver: Driver, server: Server, queue: str, workload: Workload, seco
     }
 
 
-async def deliver_for(deliverer: Deliverer, seconds: float) -> tuple[int, float, float]:
-    """(records delivered and acknowledged, start, end)."""
+async def deliver_for(deliverer: Deliverer, batch: int, seconds: float) -> tuple[int, float, float]:
+    """(records delivered and acknowledged, start, end). `RuntimeError` if more than a batch came at a time."""
     handed_out, clock, done = deliverer.next, time.time, 0
     begin = now = clock()
     while now < begin + seconds:
         taken = len(await handed_out())
+        if taken > batch:
+            raise RuntimeError(f"{taken} records were delivered at a time instead of {batch}")
         if not taken:  # the request for more has acknowledged all previous records
             return done, begin, now
         done += taken

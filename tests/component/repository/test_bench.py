@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from bench import frames, share_frames
+from bench import frames, share_frames, share_paths
+from bench.peers import mansio_broker
 
 from mansio.wire.apis import fetch, produce, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch
@@ -117,3 +118,12 @@ def load(mode: str, port: int, *arguments: str) -> dict[str, float]:
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+@pytest.mark.full
+def test_each_request_of_a_share_group_is_counted_on_its_path(tmp_path: Path) -> None:
+    """One request opens the session; those that receive a record and accept the one before take the short path."""
+    (candidate,) = (one for one in mansio_broker.candidates() if one.name == "mansio-own")
+    counts = share_paths.measured(candidate, 1, scaled(0.2), tmp_path)
+    assert counts["general"] >= 1
+    assert counts["short"] >= 1

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import itertools
+import os
+import time
+import zipfile
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
-from bench.peers import clients, mansio_broker, syncs, table, workloads
+from bench.peers import clients, mansio_broker, releases, round_trips, syncs, table, workloads
 from bench.peers.__main__ import PEERS, file_system_of
 from bench.peers.peer import Candidate, PeerUnavailableError, ServerLocation
+from bench.peers.round_trips import RoundTrips
 from bench.peers.server import Server, free_port
 from bench.peers.table import Entry
 from bench.peers.workloads import WORKLOADS, Run
 from rich.console import Console
 
+import mansio
 from support.machine import scaled
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bench.peers.workloads import Workload
+
 BATCH100 = next(workload for workload in WORKLOADS if workload.name == "batch100")
 CONSUME100 = next(workload for workload in WORKLOADS if workload.name == "consume100")
 DELIVER1 = next(workload for workload in WORKLOADS if workload.name == "deliver1")
+DELIVER1X4 = next(workload for workload in WORKLOADS if workload.name == "deliver1x4")
+DELIVER100 = next(workload for workload in WORKLOADS if workload.name == "deliver100")
 LATENCY = next(workload for workload in WORKLOADS if workload.name == "latency")
 SIZE = 100
 SYNCED = syncs.Syncs(seq=1.0, batch100=1.0, consume100=1.0)
@@ -37,7 +50,7 @@ def run_of(messages_per_s: float, *, p50_us: float | None = None, foreign_cores:
 def entry_of(
     name: str, *rates: float, server: str = "", counted: syncs.Syncs = SYNCED, raw: bool = False
 ) -> Entry:
-    candidate = Candidate(name, name, "", True, server or name, Mock(), Mock(), is_raw=raw)
+    candidate = Candidate(name, name, "", True, server or name, Mock(), Mock(), "an answer", is_raw=raw)
     entry = Entry(candidate, syncs=counted)
     entry.runs[BATCH100.name, SIZE] = [run_of(rate) for rate in rates]
     return entry
@@ -132,6 +145,154 @@ def test_what_the_table_shows() -> None:
     assert shown.index("mansio") < shown.index("Peer") < shown.index("weaker") < shown.index("Weak")
 
 
+def test_the_age_of_a_server_is_shown_with_its_version_and_what_confirms() -> None:
+    entry = entry_of("Peer", 100)
+    entry.version, entry.released = "1.2, client 3", date(2025, 11, 30)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(table.servers_table([entry], date(2026, 11, 30)))
+    shown = capture.get()
+    assert "1.2, client 3" in shown
+    assert "2025-11-30, 1.0 years old" in shown
+    assert "an answer" in shown
+
+
+# -- what cannot have been confirmed --------
+
+
+PLAIN_US, SYNCED_US = 20.0, 100.0
+
+
+def trips_of() -> RoundTrips:
+    return RoundTrips([PLAIN_US / 1e6] * 100, [SYNCED_US / 1e6] * 100)
+
+
+def test_a_row_better_than_a_round_trip_with_a_sync_is_an_error_and_not_shown() -> None:
+    """50,000 round trips per second are possible, but not with as many syncs."""
+    ours, theirs = mansio_of(), entry_of("p", counted=replace(SYNCED, deliver1=1.0))
+    ours.runs[DELIVER1.name, SIZE] = [run_of(9_000), run_of(9_000)]
+    theirs.runs[DELIVER1.name, SIZE] = [run_of(40_000), run_of(9_999)]
+    (reason,) = round_trips.refuse([ours, theirs], [DELIVER1], trips_of())
+    assert "40,000/s" in reason
+    assert "no more than 10,000/s" in reason
+    assert theirs.failures == [reason]
+    assert theirs.figures(DELIVER1.name, SIZE, "messages_per_s") == [None, 9_999]
+    assert not ours.failures
+    (lead,) = table.leads([ours, theirs], DELIVER1, SIZE, "messages_per_s")
+    assert lead.ratios == pytest.approx((0.9,), rel=0.01)
+
+
+def test_without_a_sync_a_row_may_take_a_round_trip_each() -> None:
+    weak = entry_of("p", counted=replace(SYNCED, deliver1=0.0))
+    weak.runs[DELIVER1.name, SIZE] = [run_of(49_999), run_of(50_001)]
+    assert len(round_trips.refuse([weak], [DELIVER1], trips_of())) == 1
+
+
+@pytest.mark.parametrize(
+    ("workload", "possible_per_s"),
+    [(DELIVER1, 50_000), (DELIVER1X4, 200_000), (BATCH100, 5_000_000), (CONSUME100, 5_000_000)],
+    ids=lambda one: getattr(one, "name", one),
+)
+def test_each_client_confirms_a_batch_in_each_round_trip(workload: Workload, possible_per_s: int) -> None:
+    assert not round_trips.refusal(run_of(possible_per_s - 1), workload, PLAIN_US)
+    assert round_trips.refusal(run_of(possible_per_s + 1), workload, PLAIN_US)
+
+
+def test_batches_whose_acknowledgements_are_in_flight_have_no_bound() -> None:
+    assert not round_trips.refusal(run_of(1e9), DELIVER100, PLAIN_US)
+
+
+def test_a_message_needs_a_round_trip_from_its_producer_to_its_consumer() -> None:
+    assert round_trips.refusal(run_of(1000, p50_us=19.0), LATENCY, PLAIN_US)
+    assert not round_trips.refusal(run_of(1000, p50_us=21.0), LATENCY, PLAIN_US)
+
+
+def test_round_trips_are_measured_and_those_with_a_sync_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync that takes a time shows in all of them, and in no other."""
+    real, slow_s = os.fdatasync, 0.005
+
+    def slow(descriptor: int) -> None:
+        time.sleep(slow_s)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", slow)  # the answering process is forked from this one
+    trips = RoundTrips()
+    trips.probe(tmp_path, 0.02)
+    synced, plain = trips.fastest_us(synced=True), trips.fastest_us(synced=False)
+    assert synced is not None
+    assert plain is not None
+    assert synced >= slow_s * 1e6 > plain > 0
+
+
+def test_without_a_probe_nothing_is_refused() -> None:
+    entry = entry_of("p", 1e9)
+    assert not round_trips.refuse([entry], [BATCH100], RoundTrips())
+
+
+def test_a_sync_is_claimed_where_it_was_counted() -> None:
+    entry = entry_of("p", counted=syncs.Syncs(seq=1.0, batch100=1.0, consume100=0.2, deliver1=1.0))
+    assert [entry.claims_sync(each) for each in (BATCH100, CONSUME100, DELIVER1)] == [True, False, True]
+
+
+def test_more_records_at_a_time_than_a_workload_asks_for_are_an_error() -> None:
+    class Whole:
+        async def next(self) -> list[bytes]:
+            return [b""] * 100
+
+        async def acknowledge(self) -> None: ...
+        async def close(self) -> None: ...
+
+    with pytest.raises(RuntimeError, match="100 records were delivered at a time instead of 1"):
+        asyncio.run(workloads.deliver_for(Whole(), 1, 60.0))
+
+
+# -- release dates --------
+
+
+CHANGELOG = """\
+redis (5:7.0.15-1~deb12u2) bookworm-security; urgency=high
+
+  * Correct something.
+
+ -- A Person <person@example.org>  Thu, 28 Nov 2024 23:28:52 +0200
+
+redis (5:7.0.15-1) unstable; urgency=medium
+
+  * New upstream release.
+
+ -- A Person <person@example.org>  Tue, 09 Jan 2024 13:42:30 +0000
+
+redis (5:7.0.14-2) unstable; urgency=medium
+
+  * Refresh patches.
+
+ -- A Person <person@example.org>  Tue, 31 Oct 2023 16:34:25 +0100
+"""
+
+
+def test_a_debian_package_is_as_old_as_its_upstream_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "redis-server").mkdir()
+    (tmp_path / "redis-server/changelog.Debian.gz").write_bytes(gzip.compress(CHANGELOG.encode()))
+    monkeypatch.setattr(releases, "DOCUMENTATION", (tmp_path,))
+    assert releases.of_debian("redis-server", "7.0.15") == date(2024, 1, 9)
+    assert releases.of_debian("redis-[a-z]*", "7.0.15") == date(2024, 1, 9)
+    assert releases.of_debian("redis-server", "7.0.1") is None
+    assert releases.of_debian("beanstalkd", "7.0.15") is None
+
+
+def test_the_dates_of_a_jar_and_of_a_go_module(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "some.jar", "w") as jar:
+        jar.writestr(zipfile.ZipInfo(releases.MANIFEST, (2026, 10, 6, 17, 22, 2)), "")
+    assert releases.of_jar(tmp_path / "some.jar") == date(2026, 10, 6)
+    assert releases.of_go_module(tmp_path / "module.info") is None
+    (tmp_path / "module.info").write_text('{"Version":"v2.15.3","Time":"2026-11-11T11:09:33Z"}')
+    assert releases.of_go_module(tmp_path / "module.info") == date(2026, 11, 11)
+
+
 # -- counting --------
 
 
@@ -167,6 +328,11 @@ def test_names_are_unique_and_every_peer_states_what_an_acknowledgement_means() 
     assert all(one.durability for one in candidates)
 
 
+def test_every_peer_that_delivers_one_at_a_time_states_what_confirms_an_acknowledgement() -> None:
+    candidates = [one for peer in PEERS for one in peer.candidates()]
+    assert all(one.confirmation for one in candidates if DELIVER1.name not in one.skips)
+
+
 def test_a_failure_in_a_client_process_is_reported_and_ends_the_others() -> None:
     async def fails(_: object) -> None:
         raise ValueError("no such queue")
@@ -174,8 +340,9 @@ def test_a_failure_in_a_client_process_is_reported_and_ends_the_others() -> None
     async def waits(ready: clients.Ready) -> None:
         ready()
 
-    with pytest.raises(clients.ClientError, match="no such queue"):
-        clients.together([fails, waits], 5)
+    for works in ([fails, waits], [waits, fails]):
+        with pytest.raises(clients.ClientError, match="no such queue"):
+            clients.together(works, 5)
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
@@ -243,3 +410,53 @@ def test_latency_counts_from_the_time_a_message_was_due(mansio_server: Server) -
     found = workloads.paced(driver, "paced", SIZE, 0.2)
     assert found["messages"] == 200
     assert 0 < found["p50_us"] <= found["p99_us"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "candidate", [one for one in mansio_broker.candidates() if not one.is_raw], ids=lambda one: one.name
+)
+def test_one_at_a_time_each_acknowledgement_is_confirmed_before_the_next_record(
+    candidate: Candidate, mansio_server: Server
+) -> None:
+    """When a record is returned, only that one is leased, and all before it are acknowledged."""
+    driver, queue = candidate.driver(mansio_server.place.port), f"queue{next(QUEUES)}"
+    records = 5
+    clients.alone(lambda: driver.create(queue))
+    workloads.fill(driver, queue, SIZE, scaled(60), messages_max=records, batch=1)
+
+    async def work() -> list[tuple[int, int, int]]:
+        deliverer = await driver.deliverer(queue, 1)
+        seen = []
+        try:
+            async with mansio_broker.OwnDriver(mansio_server.place.port).connected() as client:
+                for _ in range(records):
+                    taken = len(await deliverer.next())
+                    place = mansio.TopicPartition(queue, 0)
+                    leases = present((await client.admin.shares.leases(f"share-{queue}", [place]))[place])
+                    seen.append((taken, leases.start_offset, leases.leased))
+        finally:
+            await deliverer.acknowledge()
+            await deliverer.close()
+        return seen
+
+    assert clients.alone(work, scaled(60)) == [(1, number, 1) for number in range(records)]
+
+
+@pytest.mark.full
+def test_a_client_that_gets_whole_batches_has_no_row_for_one_at_a_time(mansio_server: Server) -> None:
+    """confluent-kafka's share consumer returns all records of a stored batch, whatever maximum it was given."""
+    driver, queue = mansio_broker.ConfluentDriver(mansio_server.place.port), f"queue{next(QUEUES)}"
+    clients.alone(lambda: driver.create(queue))
+    workloads.fill(driver, queue, SIZE, scaled(60), messages_max=10, batch=10)
+
+    async def work() -> None:
+        deliverer = await driver.deliverer(queue, 1)
+        try:
+            await workloads.deliver_for(deliverer, 1, scaled(60))
+        finally:
+            await deliverer.acknowledge()
+            await deliverer.close()
+
+    with pytest.raises(clients.ClientError, match="10 records were delivered at a time instead of 1"):
+        clients.alone(work, scaled(60))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mansio.client import TopicPartition
 from mansio.client.share import in_flight_records
-from mansio.client.share.in_flight_records import AcquiredRecordReader
+from mansio.client.share.in_flight_records import OPEN_BATCHES_MAX, AcquiredRecordReader
 from mansio.client.share.leased import GAP, REJECT, RELEASE
 from mansio.errors import CorruptMessage
 from mansio.wire.batch.compression import Codec
@@ -43,14 +43,20 @@ def test_only_what_was_acquired_is_taken_with_the_count_of_its_range() -> None:
     assert holes == []
 
 
-def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """An element for each batch that was opened."""
+    opened: list[Any] = []
 
     def counted(*args: Any, **more: Any) -> Any:
         opened.append(args)
         return read_or_skip(*args, **more)
 
     monkeypatch.setattr(in_flight_records, "read_or_skip", counted)
+    return opened
+
+
+def test_a_batch_is_opened_once_however_often_it_is_sent(opened: list[Any]) -> None:
     reader, data = AcquiredRecordReader(1 << 20), batch(0, 100)
     for first in range(0, 100, 10):
         found, _ = read(reader, data, (first, first + 9, 1))
@@ -61,6 +67,28 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
     other = batch(0, 100, codec=Codec.GZIP)  # the same place in a topic that was made anew
     assert read(reader, other, (50, 51, 1)) == ([(50, 1), (51, 1)], [])
     assert len(opened) == 3
+
+
+def test_batches_that_are_leased_side_by_side_are_opened_once_each(opened: list[Any]) -> None:
+    """As with priorities: a response has some records of the batch of each priority."""
+    reader, bases = AcquiredRecordReader(1 << 20), (0, 30, 60)
+    data = b"".join(batch(base, 30) for base in bases)
+    for step in range(0, 30, 10):
+        acquired = [(base + step, base + step + 9, 1) for base in bases]
+        found, holes = read(reader, data, *acquired)
+        assert found == [(each, 1) for first, last, _ in acquired for each in range(first, last + 1)]
+        assert holes == []
+    assert len(opened) == len(bases)
+
+
+def test_of_many_batches_those_that_were_read_last_are_kept(opened: list[Any]) -> None:
+    reader, bases = AcquiredRecordReader(1 << 20), range(0, 30 * (OPEN_BATCHES_MAX + 1), 30)
+    data = b"".join(batch(base, 30) for base in bases)
+    read(reader, data, *[(base, base + 9, 1) for base in bases])
+    read(reader, data, *[(base + 10, base + 19, 1) for base in bases[1:]])
+    assert len(opened) == len(bases)
+    assert read(reader, data, (10, 11, 1)) == ([(10, 1), (11, 1)], [])
+    assert len(opened) == len(bases) + 1
 
 
 def test_what_the_log_has_not_is_a_gap_and_what_did_not_come_is_given_back() -> None:
@@ -126,3 +154,24 @@ def test_however_ranges_and_batches_lie_each_record_that_was_acquired_is_taken_o
     assert found == [(each, count) for each, count in leased.items() if each in there]
     returned = [(each, kind) for first, last, kind in holes for each in range(first, last + 1)]
     assert returned == [(each, GAP if each < offset else RELEASE) for each in leased if each not in there]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=8),
+    responses=st.lists(st.sets(st.integers(0, 40), min_size=1), min_size=1, max_size=5),
+)
+@settings(max_examples=examples(15, 50), deadline=None)
+def test_whatever_was_read_before_each_record_that_is_acquired_is_taken(
+    sizes: list[int], responses: list[set[int]]
+) -> None:
+    data, end = b"", 0
+    for size in sizes:
+        data += batch(end, size)
+        end += size
+    reader = AcquiredRecordReader(1 << 20)
+    for offsets in responses:
+        acquired = sorted(offset for offset in offsets if offset < end)
+        if acquired:
+            found, holes = read(reader, data, *[(offset, offset, 2) for offset in acquired])
+            assert found == [(offset, 2) for offset in acquired]
+            assert holes == []

@@ -544,6 +544,8 @@ def contiguous_runs(messages: Sequence[Leased]) -> list[list[Leased]]:
 
 UNREAD_BYTES_MAX: Final = 8 << 20
 """Maximum total size, in bytes, of the records that `AcquiredRecordReader` keeps, of all batches but one."""
+OPEN_BATCHES_MAX: Final = 4
+"""Maximum number of batches of a partition that are kept: each priority has one of which some records are leased."""
 
 
 class WithoutRecords(NamedTuple):
@@ -612,13 +614,14 @@ class AcquiredRecordReader:
 
     A broker returns whole batches. If it has leased only some records of a batch, it returns the same batch again with
     the lease of the other records. The reader keeps decoded records that are not leased yet, so that it decodes a large
-    batch once and not once per fetch. It keeps one batch per partition: one of any size, of the others at most
-    `UNREAD_BYTES_MAX` bytes in all.
+    batch once and not once per fetch. It keeps at most `OPEN_BATCHES_MAX` batches per partition: one of any size, of
+    the others at most `UNREAD_BYTES_MAX` bytes in all.
     """
 
     def __init__(self, batch_bytes_max: int) -> None:
         self._batch_bytes_max = batch_bytes_max
-        self._open_batches: dict[TopicPartition, _OpenBatch] = {}
+        self._open_batches: dict[TopicPartition, dict[int, _OpenBatch]] = {}
+        """By base offset, the one that was read last at the end."""
         self._large: tuple[TopicPartition, _OpenBatch] | None = None
 
     def read(
@@ -630,7 +633,6 @@ class AcquiredRecordReader:
         without records. Raises `CorruptMessage` for a wrong CRC or order of offsets.
         """
         firsts = [first for first, _, _ in acquired]
-        last_acquired_offset = acquired[-1][1]
         found: list[Leased] = []
         unreadable: list[UnreadableOffsets] = []
         end = -1
@@ -638,16 +640,21 @@ class AcquiredRecordReader:
             records, partition, firsts[0], read_committed=False
         ):
             end = header.last_offset
-            if not is_visible or header.base_offset > last_acquired_offset:
+            begin = max(bisect_right(firsts, header.base_offset) - 1, 0)
+            if acquired[begin][1] < header.base_offset:
+                begin += 1
+            behind = bisect_right(firsts, end, begin)
+            if not is_visible or begin == behind:
                 continue
-            batch = self._take(partition, header, records[position : position + header.size], firsts[0])
-            rows = batch.read(firsts[0], last_acquired_offset)
+            first = max(firsts[begin], header.base_offset)
+            last = min(acquired[behind - 1][1], end)
+            batch = self._take(partition, header, records[position : position + header.size], first)
+            rows = batch.read(first, last)
             if rows:
-                begin = max(bisect_right(firsts, rows[0].offset) - 1, 0)
-                _append_acquired(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
+                _append_acquired(rows, acquired[begin:behind], found)
             if batch.unreadable is not None:
                 unreadable.append(batch.unreadable)
-            if header.last_offset > last_acquired_offset:
+            if end > last:
                 self._keep(partition, batch)
         if len(found) == sum(last - first + 1 for first, last, _ in acquired):
             return found, []
@@ -658,14 +665,17 @@ class AcquiredRecordReader:
         self, partition: TopicPartition, header: BatchHeader, batch: memoryview, first: int
     ) -> _OpenBatch:
         """Return a batch to read from offset `first` on, which is not kept any more."""
-        known = self._open_batches.pop(partition, None)
+        known = None
+        kept = self._open_batches.get(partition)
+        if kept is not None:
+            known = kept.pop(header.base_offset, None)
+            if not kept:
+                del self._open_batches[partition]
         if self._large is not None and self._large[0] == partition:
-            known, self._large = self._large[1], None
-        if (
-            known is not None
-            and (known.base_offset, known.crc) == (header.base_offset, header.crc)
-            and known.next_offset <= first
-        ):
+            if self._large[1].base_offset == header.base_offset:
+                known = self._large[1]
+            self._large = None
+        if known is not None and known.crc == header.crc and known.next_offset <= first:
             return known
         if self._large is not None and (
             estimate_decompressed_bytes(header.codec, batch[HEADER_BYTES:], self._batch_bytes_max)
@@ -680,10 +690,13 @@ class AcquiredRecordReader:
         if batch.remaining or batch.size_bytes > UNREAD_BYTES_MAX:
             self._large = partition, batch
             return
-        kept = sum(each.size_bytes for each in self._open_batches.values())
-        if kept + batch.size_bytes > UNREAD_BYTES_MAX:
+        total = sum(each.size_bytes for kept in self._open_batches.values() for each in kept.values())
+        if total + batch.size_bytes > UNREAD_BYTES_MAX:
             self._open_batches.clear()
-        self._open_batches[partition] = batch
+        kept = self._open_batches.setdefault(partition, {})
+        kept[batch.base_offset] = batch
+        if len(kept) > OPEN_BATCHES_MAX:
+            del kept[next(iter(kept))]
 
 
 _get_offset = itemgetter(2)
