@@ -276,7 +276,6 @@ class Node:
             authorization=Authorization(None),
             records=RecordService(
                 partitions,
-                clock=self.clock,
                 scheduler=self.scheduler,
                 wait_ms_max=30_000,
                 authorization=Authorization(None),
