@@ -218,7 +218,7 @@ class Node:
         self.broker_epoch = cluster.register(node_id)
         random = SimulatedRandom(simulation)
         self.partitions: dict[tuple[bytes, int], Partition] = {}
-        self.verifier = BatchVerifier(self.background)
+        self.verifier = BatchVerifier(self.background, self.scheduler)
         self.fetcher_manager = ReplicaFetcherManager(
             node_id,
             MemoryPeers(cluster.network, self),

@@ -43,8 +43,6 @@ class Work(StrEnum):
     """Checks of all partitions for what can be deleted."""
     COMPACTION_CHOICE = "compaction_choice"
     """Choice of the log that is compacted next."""
-    VERIFICATION = "verification"
-    """Verification of stored batches by the read that needs them."""
 
 
 class Loop(Protocol):

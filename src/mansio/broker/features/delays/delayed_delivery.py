@@ -167,8 +167,9 @@ class DelayedDelivery:
         turn = self._turn
         turn.begin()
         while self._due:
+            batch_records = self._batch_records
             delivered_count = self._try_to_deliver(self._due.popleft())
-            if turn.is_over(max(1, delivered_count)):
+            if turn.is_over(max(1, delivered_count)) or delivered_count >= batch_records:
                 break
         turn.end()
         self._is_running = bool(self._due)
@@ -213,10 +214,10 @@ class DelayedDelivery:
             self._wake_at(manager, next_ms)
 
     def _adapt_batch(self, took_s: float) -> None:
-        """Change the number of records in a batch, so that two or three of them make a turn."""
-        if took_s > TURN_S / 2:
+        """Change the number of records in a batch, so that one of them makes a turn."""
+        if took_s > TURN_S:
             self._batch_records = max(BATCH_RECORDS_MIN, self._batch_records * 3 // 4)
-        elif took_s < TURN_S / 4:
+        elif took_s < TURN_S / 2:
             self._batch_records = min(BATCH_RECORDS_MAX, self._batch_records * 5 // 4)
 
     def _on_committed(self, manager: DelayManager, error: MansioError | None) -> None:
