@@ -857,7 +857,10 @@ class Log:
             )
         if stop - position < max_bytes and next_offset < limit_offset and position < stop < segment.size:
             found = self._check_further(segment, checked, found, position + max_bytes)
-            stop, next_offset = min(segment.size, found.end_position), min(segment.end_offset, found.end_offset)
+            stop, next_offset = (
+                min(segment.size, found.end_position),
+                min(segment.end_offset, found.end_offset),
+            )
         if position >= stop:  # compaction removed all batches of this segment from `offset` on
             self._segments.raise_if_segments_missing(segment, offset)
             if segment is self._active:
@@ -955,7 +958,9 @@ class Log:
         except StorageError as error:
             if inline or not is_unreadable(error):
                 raise
-            result = CheckResult([], task.position, task.offset, done=False)  # another thread repeats the check
+            result = CheckResult(
+                [], task.position, task.offset, done=False
+            )  # another thread repeats the check
         self.record_check(segment, result)
         if inline and not result.ranges:
             raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
