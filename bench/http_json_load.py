@@ -85,6 +85,20 @@ def batch_request(topic: str, first: int, count: int, size: int) -> bytes:
     return encode_request(f"/v1/topics/{topic}/records/batch", body, "application/json")
 
 
+def keyed_request(topic: str, first: int, count: int, size: int) -> bytes:
+    """Return a batch whose records have a key and a header, too."""
+    records = [
+        {
+            "value": value_of(number, size),
+            "key": f"key-{number % 100}",
+            "headers": {"trace": f"{number:016d}"},
+        }
+        for number in range(first, first + count)
+    ]
+    body = json.dumps({"records": records}, separators=(",", ":")).encode()
+    return encode_request(f"/v1/topics/{topic}/records/batch", body, "application/json")
+
+
 def single_request(topic: str, number: int, size: int) -> bytes:
     body = value_of(number, size).encode()
     return encode_request(f"/v1/topics/{topic}/records", body, "application/octet-stream")

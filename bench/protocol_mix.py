@@ -1,6 +1,7 @@
 """`python -m bench.protocol_mix`: time of Kafka's Produce requests while another protocol runs at half its rate.
 
     http      batches of 1,000 records of 100 B as JSON, over two connections
+    keyed     such batches, whose records have a key and a header, too
     single    one record of 100 B per HTTP request, over eight connections
     grpc      batches of 1,000 records of 100 B, two unary calls at a time
     sqs       send, receive and delete of ten messages of 100 B, over eight connections
@@ -34,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("protocols", nargs="*", help="http, single, grpc, sqs; all, if there is none")
+    parser.add_argument("protocols", nargs="*", help="http, keyed, single, grpc, sqs; all, if there is none")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
@@ -59,7 +60,7 @@ def measure(data: Path, protocol: str, seconds: float, rounds: int) -> None:
         server.wait_idle()
         create_topic(server, TOPIC, 1)
         create_topic(server, OTHERS_TOPIC, 1)
-        spec = {"protocol": protocol, "port": ports["http" if protocol == "single" else protocol]}
+        spec = {"protocol": protocol, "port": ports["http" if protocol in ("single", "keyed") else protocol]}
         full = finished(start("load", spec | {"seconds": seconds, "rate": 0.0}))["rate"]
         probe = {"port": server.port, "seconds": seconds}
         ratios = []

@@ -20,7 +20,7 @@ import grpc.aio
 from bench import frames
 from bench.grpc_records_load import SERVICE, check_published
 from bench.grpc_records_load import batch_request as grpc_batch
-from bench.http_json_load import FAILED_NONE, single_request
+from bench.http_json_load import FAILED_NONE, keyed_request, single_request
 from bench.http_json_load import batch_request as http_batch
 from bench.http_load import Connection
 from bench.sqs import BATCH as MESSAGES
@@ -34,8 +34,8 @@ OTHERS_TOPIC = "others"
 QUEUE = "queue"
 BATCH = 1_000
 SIZE = 100
-CONNECTIONS = {"http": 2, "single": 8, "grpc": 2, "sqs": 8}
-RECORDS = {"http": BATCH, "single": 1, "grpc": BATCH, "sqs": MESSAGES}
+CONNECTIONS = {"http": 2, "keyed": 2, "single": 8, "grpc": 2, "sqs": 8}
+RECORDS = {"http": BATCH, "keyed": BATCH, "single": 1, "grpc": BATCH, "sqs": MESSAGES}
 """Records of one step of a connection."""
 
 PRODUCED_PER_S = 200
@@ -66,8 +66,11 @@ def grpc_step(channel: Any) -> Callable[[], Awaitable[None]]:
 
 
 def http_step(connection: Connection, protocol: str) -> Callable[[], Awaitable[None]]:
-    is_batch = protocol == "http"
-    data = http_batch(OTHERS_TOPIC, 0, BATCH, SIZE) if is_batch else single_request(OTHERS_TOPIC, 0, SIZE)
+    is_batch = protocol != "single"
+    if is_batch:
+        data = (keyed_request if protocol == "keyed" else http_batch)(OTHERS_TOPIC, 0, BATCH, SIZE)
+    else:
+        data = single_request(OTHERS_TOPIC, 0, SIZE)
 
     async def step() -> None:
         answer = await connection.send(data)

@@ -88,7 +88,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("batches of 256 KB", 256, 1024, 1.0, 0.8),
-    Case("batches of 10 KB", 10, 1024, 1.0, 0.5),
+    Case("batches of 10 KB", 10, 1024, 1.0, 0.67),
     Case("single records of 100 B", 1, 100, 0.1, None),
 )
 

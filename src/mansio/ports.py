@@ -275,10 +275,34 @@ class Timers(Protocol):
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer: ...
 
 
+class SliceTimes:
+    """Clock of one event loop, in seconds, and the longest slice of each kind of work on it since the start
+    (`mansio.host.item_turns`)."""
+
+    __slots__ = ("longest_s", "now")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.longest_s: dict[str, float] = {}
+
+    def note(self, work: str, took_s: float) -> None:
+        """Note the duration of a slice. `work`: one of a bounded set, it is the label of a metric."""
+        if took_s > self.longest_s.get(work, 0.0):
+            self.longest_s[work] = took_s
+
+
 class Scheduler(Timers, Protocol):
     """The event loop of one broker. All methods except `call_from_thread` belong to that loop's thread."""
 
+    @property
+    def slices(self) -> SliceTimes: ...
+
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+    def call_after_pause(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call after a pause of about 1 ms, in which the loop is free: for the next turn of work in the background that
+        has many. Between turns without pauses, a request would wait in each of its own turns, and the threads of the
+        broker would wait for the interpreter."""
 
     def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None: ...
 
@@ -306,13 +330,6 @@ async def result_within(scheduler: Scheduler, promise: Promise[T], timeout_ms: f
         return await result_of(promise)
     finally:
         timer.cancel()
-
-
-async def yield_to_loop(scheduler: Scheduler) -> None:
-    """Let the other events of the event loop run before the caller goes on."""
-    turn: Promise[None] = scheduler.promise()
-    scheduler.call_soon(complete, turn, None)
-    await turn
 
 
 @dataclass(frozen=True, slots=True)

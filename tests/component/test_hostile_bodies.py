@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import re
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import pytest
 from crc32c import crc32c
 
 import mansio
+from mansio.api.asgi.json_bodies import PART_BYTES, PIECE_BYTES
 from mansio.api.http.monitors import EventLoopMonitor
+from mansio.broker.services.publish_records import RECORDS_PER_STEP
 from mansio.broker.services.statistics import LoopHolds
 from mansio.errors import MessageTooLarge
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
+from mansio.host.item_turns import ITEMS_PER_LOOK, ItemTurns
 from mansio.node.embedded import EmbeddedBroker
 from mansio.testing import TestBroker
 from mansio.wire.batch.compression import Codec
@@ -250,7 +254,7 @@ def test_eleven_and_five_million_entries_have_the_same_error(broker: Broker, add
         assert "TooManyEntriesInBatchRequest" in answer.text, answer.text
 
 
-@pytest.mark.parametrize("count", [3, 9_999])
+@pytest.mark.parametrize("count", [3, 999, 9_999])
 def test_a_repeated_key_is_refused_and_named(http: httpx.Client, count: int) -> None:
     records = b'{"value":"' + b"x" * 50 + b'"},'
     for last in (b'{"value":"a","value":"b"}', b'{"value":"a","headers":{"h":"1","h":"2"}}'):
@@ -266,22 +270,56 @@ def test_a_repeated_key_is_refused_and_named(http: httpx.Client, count: int) -> 
     assert "'name'" in answer.json()["detail"]
 
 
-def test_large_batches_have_the_results_of_small_ones(http: httpx.Client, broker: Broker) -> None:
-    path = "/v1/topics/large-batches/records/batch"
-    broker.client().admin.create_topic("large-batches", partitions=1)
-    values = [{"value": f"{number:0100}"} for number in range(4_000)]
-    others = [{"json": [number], "key": "k", "headers": {"a": "b"}} for number in range(4_000)]
-    for records in (values, others, values[:2_000] + others[:2_000]):
+@pytest.mark.parametrize("count", [1_000, 4_000])  # parsed in parts; element by element
+def test_large_batches_have_the_results_of_small_ones(http: httpx.Client, broker: Broker, count: int) -> None:
+    topic = f"large-batches-{count}"
+    path = f"/v1/topics/{topic}/records/batch"
+    broker.client().admin.create_topic(topic, partitions=1)
+    values = [{"value": f"{number:0100}"} for number in range(count)]
+    others = [{"json": [number, {"},{": 1}], "key": "k", "headers": {"a": "b"}} for number in range(count)]
+    half = count // 2
+    sent: list[dict[str, Any]] = []
+    for records in (values, others, values[:half] + others[:half]):
         answer = http.post(path, json={"records": records}, headers={"user-agent": "test"}).json()
         assert answer["failed"] == 0
-        assert len(answer["records"]) == 4_000
-    bad = [*values[:3_000], {"value": 7}, {"no": 1}]
+        assert [each["offset"] for each in answer["records"]] == [*range(len(sent), len(sent) + count)]
+        sent += records
+    with broker.client().consume(topic, from_="earliest") as consumer:
+        found = [next(consumer).value for _ in sent]
+    assert [json.loads(value) if value[:1] == b"[" else value.decode() for value in found] == [
+        each.get("json", each.get("value")) for each in sent
+    ]
+    bad = [*values[: count - 100], {"value": 7}, {"no": 1}]
     answer = http.post(path, json={"records": bad})
     assert answer.status_code == 400
     assert [each["pointer"] for each in answer.json()["errors"]] == [
-        "/records/3000/value",
-        "/records/3001/no",
+        f"/records/{count - 100}/value",
+        f"/records/{count - 99}/no",
     ]
+
+
+def test_other_requests_run_between_the_parts_of_a_batch(
+    http: httpx.Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is parsed in parts, and built and encoded in turns: a clock that is over at each look shows all of them."""
+    broker.client().admin.create_topic("in-turns", partitions=1)
+    turns = 0
+    pause = ItemTurns.pause
+
+    async def counted(self: ItemTurns) -> None:
+        nonlocal turns
+        turns += 1
+        await pause(self)
+
+    monkeypatch.setattr(ItemTurns, "pause", counted)
+    monkeypatch.setattr("mansio.host.item_turns.TURN_S", 0.0)
+    records = [{"value": f"{number:0100}", "key": "k", "headers": {"a": "b"}} for number in range(1_000)]
+    body = json.dumps({"records": records}).encode()
+    assert PART_BYTES < len(body) < PIECE_BYTES
+    answer = http.post("/v1/topics/in-turns/records/batch", content=body, headers=JSON).json()
+    assert answer["failed"] == 0
+    steps = len(records) // ITEMS_PER_LOOK + len(records) // RECORDS_PER_STEP + len(body) // PART_BYTES
+    assert turns >= steps
 
 
 def exchange(broker: Broker, sent: bytes, *, url: str = "") -> bytes:

@@ -35,10 +35,11 @@ from mansio.api.http.metrics import render, take_snapshot
 from mansio.api.http.monitors import DiskMonitor, DiskSpace, EventLoopMonitor
 from mansio.api.http.service_stats import ServiceStats
 from mansio.broker.replication.log_repairer import RepairCounts
-from mansio.broker.services.statistics import SAMPLE_EVERY
+from mansio.broker.services.statistics import PROTOCOLS, SAMPLE_EVERY
 from mansio.config.settings import Settings
 from mansio.host.clock import HostClock
 from mansio.host.disk import HostFile
+from mansio.host.item_turns import Work
 from mansio.metadata.controller.controller import ELECTION_CAUSES
 from mansio.metadata.etcd.call_outcome import CallOutcome
 from mansio.metadata.image import MetadataImage
@@ -85,6 +86,7 @@ LABEL_RULES: dict[str, Any] = {
     "cause": WORD.fullmatch,
     "outcome": WORD.fullmatch,
     "follower": str.isdigit,  # a broker's number
+    "work": lambda value: value in [*Work, *PROTOCOLS],
     "waited": lambda value: value in ("true", "false"),
     "le": lambda value: float(value) > 0,
     "version": lambda value: value == mansio.__version__,

@@ -62,7 +62,7 @@ CONSTANTS: Final = (
     (replay, "SLICE_BATCHES", 20),
     (replay, "READ_RETRY_MS", 500),
     (delayed_delivery, "UNCOMMITTED_RECORDS_MAX", 60),
-    (delayed_delivery, "SLICE_BYTES_MAX", 3000),
+    (delayed_delivery, "BATCH_BYTES_MAX", 3000),
     (delay_manager, "CACHED_BATCHES_MAX", 4),
     (delay_manager, "COPIED_RECORDS_MAX", 10),
     (pending_records, "RUN_RECORDS_MAX", 24),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mansio.ports import SliceTimes
 from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
@@ -41,15 +42,19 @@ class ManualTimer:
 
 
 class ManualScheduler:
-    """Timers that the test fires; only the methods that `GroupCommit` uses."""
+    """Timers that the test fires. `clock`: measures the slices of work; None: they take no time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.slices = SliceTimes((lambda: 0.0) if clock is None else clock.monotonic)
         self.timers: list[tuple[float, ManualTimer]] = []
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
         timer = ManualTimer(lambda: callback(*args))
         self.timers.append((delay_ms, timer))
         return timer
+
+    def call_after_pause(self, callback: Callable[..., object], *args: Any) -> None:
+        self.call_later(1, callback, *args)
 
     def fire(self, up_to_ms: float = 1e9) -> None:
         due = [timer for delay, timer in self.timers if delay <= up_to_ms]
@@ -91,12 +96,15 @@ class ManualBackground:
 class BenchScheduler(ManualScheduler):
     """Timers and calls that the test runs."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        super().__init__(clock)
         self.soon: list[Callable[[], object]] = []
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         self.soon.append(lambda: callback(*args))
+
+    def call_after_pause(self, callback: Callable[..., object], *args: Any) -> None:
+        self.call_soon(callback, *args)
 
     def promise(self) -> _Promise:
         return _Promise()
@@ -104,9 +112,12 @@ class BenchScheduler(ManualScheduler):
     async def sleep(self, delay_ms: float) -> None:
         del delay_ms
 
+    def run_one(self) -> None:
+        self.soon.pop(0)()
+
     def run(self) -> None:
         while self.soon:
-            self.soon.pop(0)()
+            self.run_one()
 
 
 class _Promise:

@@ -218,7 +218,7 @@ class Node:
         self.broker_epoch = cluster.register(node_id)
         random = SimulatedRandom(simulation)
         self.partitions: dict[tuple[bytes, int], Partition] = {}
-        self.verifier = BatchVerifier(self.background)
+        self.verifier = BatchVerifier(self.background, self.scheduler)
         self.fetcher_manager = ReplicaFetcherManager(
             node_id,
             MemoryPeers(cluster.network, self),
@@ -276,7 +276,6 @@ class Node:
             authorization=Authorization(None),
             records=RecordService(
                 partitions,
-                clock=self.clock,
                 scheduler=self.scheduler,
                 wait_ms_max=30_000,
                 authorization=Authorization(None),

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
-from mansio.ports import Backoff, Promise, complete, complete_with_error, yield_to_loop
+from mansio.ports import Backoff, Promise, complete, complete_with_error
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import Simulation
 from support.tiers import examples
@@ -92,18 +92,3 @@ def test_first_outcome_of_a_promise_stays() -> None:
     complete(failed, 1)
     with pytest.raises(ValueError, match="first"):
         failed.result()
-
-
-def test_events_that_are_scheduled_run_before_the_caller_of_a_yield_goes_on() -> None:
-    scheduler = VirtualScheduler()
-    events: list[str] = []
-
-    async def work() -> None:
-        events.append("begin")
-        scheduler.call_soon(events.append, "other")
-        await yield_to_loop(scheduler)
-        events.append("end")
-
-    scheduler.spawn(work(), name="work")
-    scheduler.turn()
-    assert events == ["begin", "other", "end"]

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Final, Self
+from typing import Self
 
-TURN_S: Final = 0.002
-"""Time after which a large request lets other connections go first."""
+from mansio.host.asyncio_loop import RunningLoop
+from mansio.host.item_turns import ItemTurns
 
 
 class Turns:
     """The turns of the large requests of one listener. A request that waits for its turn is kept as bytes."""
 
-    __slots__ = ("_lock", "_since")
+    __slots__ = ("_items", "_lock")
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._since = 0.0
+        self._items = ItemTurns(RunningLoop(), items_per_look=1)
 
     async def __aenter__(self) -> Self:
         await self._lock.acquire()
-        self._since = time.monotonic()
+        self._items.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._lock.release()
 
     async def pause(self) -> None:
-        """Serve other connections, if this request has been decoded for `TURN_S` since they were."""
-        if time.monotonic() - self._since > TURN_S:
-            await asyncio.sleep(0)
-            self._since = time.monotonic()
+        """Serve other connections, if this request has been decoded for `mansio.host.item_turns.TURN_S` since they
+        were."""
+        await self._items.next()

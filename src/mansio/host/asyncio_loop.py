@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.logs import fields
+from mansio.ports import SliceTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -53,13 +55,30 @@ def _is_end_of_tls(context: Mapping[str, Any]) -> bool:
     return message == _NEVER_RETRIEVED and isinstance(error, ConnectionResetError)
 
 
+PAUSE_S: Final = 0.001
+"""Pause of `AsyncioScheduler.call_after_pause`."""
+
+
+class RunningLoop:
+    """The event loop that runs, for the turns of work without a scheduler (`mansio.host.item_turns.Loop`)."""
+
+    __slots__ = ("slices",)
+
+    def __init__(self) -> None:
+        self.slices = SliceTimes(time.monotonic)
+
+    async def sleep(self, delay_ms: float) -> None:
+        await asyncio.sleep(delay_ms / 1000)
+
+
 class AsyncioScheduler:
     """Implementation of the port `Scheduler` on one event loop."""
 
-    __slots__ = ("_loop", "_tasks")
+    __slots__ = ("_loop", "_tasks", "slices")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.slices = SliceTimes(time.monotonic)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
@@ -67,6 +86,9 @@ class AsyncioScheduler:
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
         return self._loop.call_later(delay_ms / 1000, callback, *args)
+
+    def call_after_pause(self, callback: Callable[..., object], *args: Any) -> None:
+        self._loop.call_later(PAUSE_S, callback, *args)
 
     def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(callback, *args)

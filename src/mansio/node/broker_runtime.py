@@ -534,7 +534,6 @@ class BrokerRuntime:
             records=RecordService(
                 self.partitions,
                 authorization=authorization,
-                clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 wait_ms_max=settings.produce_wait_ms_max,
             ),

@@ -96,15 +96,15 @@ READ_POSITIONS_MAX = 64
 """Maximum number of positions of sequential readers that one log caches."""
 
 CHECK_BYTES_MAX = 256 << 10
-"""Approximate number of bytes that a read verifies on the event loop, in at most `CHECK_BATCHES_MAX` batches; another
-thread verifies the rest."""
+"""Approximate number of bytes that a read verifies at a time on the event loop, in at most `CHECK_BATCHES_MAX` batches.
+It goes on while `LogListener.may_check` allows it; another thread verifies the rest."""
 
 CHECK_LARGE_BYTES_MAX = 1 << 20
 """The same limit for batches of at least `CHECK_LARGE_BATCH_BYTES_MIN`, which take less time to verify than a switch to
 another thread."""
 
 CHECK_LARGE_BATCH_BYTES_MIN = 64 << 10
-CHECK_BATCHES_MAX = 128
+CHECK_BATCHES_MAX = 512
 LARGE_BATCH_BYTES_MIN = 1 << 20
 """A batch of at least this size is never verified on the event loop."""
 
@@ -124,6 +124,10 @@ def _ignore(*_: object) -> None:
     """Do nothing."""
 
 
+def _always() -> bool:
+    return True
+
+
 class LogListener(NamedTuple):
     """What a log calls (`Log.listen`).
 
@@ -131,6 +135,7 @@ class LogListener(NamedTuple):
     * `on_failure(error)` once, when the log fails,
     * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; None: the
       reading thread verifies all batches,
+    * `may_check()` whether a read may verify some batches itself, as the event loop has not been held for long,
     * `on_damage(segment, range)` for each damaged range that is found.
     """
 
@@ -138,6 +143,7 @@ class LogListener(NamedTuple):
     on_failure: Callable[[StorageError], object] = _ignore
     on_check_due: Callable[[Segment, int], object] | None = None
     on_damage: Callable[[Segment, CheckedRange], object] = _ignore
+    may_check: Callable[[], bool] = _always
 
 
 _NO_LISTENER: Final = LogListener()
@@ -849,6 +855,12 @@ class Log:
             position, _ = self._segments.batch_position_within(
                 segment, offset, found.position, stop, next_offset
             )
+        if stop - position < max_bytes and next_offset < limit_offset and position < stop < segment.size:
+            found = self._check_further(segment, checked, found, position + max_bytes)
+            stop, next_offset = (
+                min(segment.size, found.end_position),
+                min(segment.end_offset, found.end_offset),
+            )
         if position >= stop:  # compaction removed all batches of this segment from `offset` on
             self._segments.raise_if_segments_missing(segment, offset)
             if segment is self._active:
@@ -896,38 +908,62 @@ class Log:
             error, checked.error = checked.error, None
             raise copied(error)
         inline = self._listener.on_check_due is None
-        bytes_max = OPEN_RANGE_END if inline else min(max_bytes, CHECK_BYTES_MAX)
         while (found := checked.find(offset)) is None:
-            file, task = self.check_task(segment, offset, with_index=inline)
-            batches_max = OPEN_RANGE_END if inline else CHECK_BATCHES_MAX
-            if not inline and task.position + LARGE_BATCH_BYTES_MIN <= task.end_position:
-                size = self._batch_size_at(file, task.position)
-                if size >= LARGE_BATCH_BYTES_MIN:
-                    batches_max = 0
-                elif size >= CHECK_LARGE_BATCH_BYTES_MIN:
-                    bytes_max = min(max_bytes, CHECK_LARGE_BYTES_MAX)
-            try:
-                result = check_batches(
-                    file,
-                    task,
-                    bytes_max=bytes_max,
-                    batches_max=batches_max,
-                    delimit=inline,
-                    in_pieces=inline,
-                )
-            except StorageError as error:
-                if inline or not is_unreadable(error):
-                    raise
-                result = CheckResult(
-                    [], task.position, task.offset, done=False
-                )  # another thread repeats the check
-            self.record_check(segment, result)
-            if inline and not result.ranges:
-                raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
+            if inline or self._listener.may_check():
+                self._check_some(segment, offset, max_bytes, inline=inline)
             if not inline and (found := checked.find(offset)) is None:
                 self._listener.on_check_due(segment, offset)  # type: ignore[misc]  # not inline: there is a listener
                 raise VerificationPending(f"{segment.path}: offset {offset} is being verified")
         return found
+
+    def _check_further(
+        self, segment: Segment, checked: CheckedRanges, found: CheckedRange, end_position: int
+    ) -> CheckedRange:
+        """Check batches behind an intact range up to a position, as far as the event loop may be held; return the range
+        that has grown. Another thread checks the rest in advance only if this is too little for a read."""
+        while (
+            found.end_position < end_position
+            and segment.checked is not None  # otherwise it has been verified to its end
+            and self._listener.on_check_due is not None
+            and checked.find(found.end_offset) is None
+            and self._listener.may_check()
+        ):
+            self._check_some(segment, found.end_offset, end_position - found.end_position, inline=False)
+            longer = checked.find(found.offset)
+            if longer is None or longer.end_offset <= found.end_offset:  # a large batch, or damage
+                break
+            found = longer
+        return found
+
+    def _check_some(self, segment: Segment, offset: int, max_bytes: int, *, inline: bool) -> None:
+        """Check batches from `offset` on; unless `inline`, within the limits of one check on the event loop."""
+        file, task = self.check_task(segment, offset, with_index=inline)
+        bytes_max = OPEN_RANGE_END if inline else min(max_bytes, CHECK_BYTES_MAX)
+        batches_max = OPEN_RANGE_END if inline else CHECK_BATCHES_MAX
+        if not inline and task.position + LARGE_BATCH_BYTES_MIN <= task.end_position:
+            size = self._batch_size_at(file, task.position)
+            if size >= LARGE_BATCH_BYTES_MIN:
+                batches_max = 0
+            elif size >= CHECK_LARGE_BATCH_BYTES_MIN:
+                bytes_max = min(max_bytes, CHECK_LARGE_BYTES_MAX)
+        try:
+            result = check_batches(
+                file,
+                task,
+                bytes_max=bytes_max,
+                batches_max=batches_max,
+                delimit=inline,
+                in_pieces=inline,
+            )
+        except StorageError as error:
+            if inline or not is_unreadable(error):
+                raise
+            result = CheckResult(
+                [], task.position, task.offset, done=False
+            )  # another thread repeats the check
+        self.record_check(segment, result)
+        if inline and not result.ranges:
+            raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
 
     def _batch_size_at(self, file: DiskFile, position: int) -> int:
         """Size of the batch at `position` in bytes, from its header. Raises `StorageError`.

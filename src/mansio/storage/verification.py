@@ -45,7 +45,9 @@ UNREADABLE_PIECES_MAX: Final = 16
 """Maximum number of failed reads of pieces in one check; after that a failed read is not repeated in pieces, because
 each failed read may take seconds."""
 
-_HEADER: Final = Struct(">qiibIhiqqqhii")
+_HEADER: Final = Struct(">qiibIhi30xi")
+"""Header of a batch, without the fields that this module does not use."""
+
 _CRC_FROM: Final = 21  # the CRC covers the bytes from this position of a batch on
 _CODEC_MASK: Final = 0x07
 _CODEC_COUNT: Final = 5
@@ -116,7 +118,7 @@ def is_unreadable(error: StorageError) -> bool:
 class _CheckReader:
     """The reads of one check. An unreadable piece is returned as zeros, and `problem` reports the batches with one."""
 
-    __slots__ = ("_file", "_in_pieces", "_read", "_reason", "_unreadable", "_unreadable_pieces_left")
+    __slots__ = ("_file", "_in_pieces", "_read", "_reason", "_unreadable_pieces_left", "unreadable")
 
     def __init__(self, file: DiskFile, read: ReadAt, *, in_pieces: bool) -> None:
         self._file = file
@@ -124,7 +126,8 @@ class _CheckReader:
         self._in_pieces = in_pieces
         self._unreadable_pieces_left = UNREADABLE_PIECES_MAX
         self._reason = ""
-        self._unreadable: list[tuple[int, int]] = []
+        self.unreadable: list[tuple[int, int]] = []
+        """Ranges of the file that the disk cannot read."""
 
     def read(self, length: int, position: int) -> bytes:
         """Read with the function passed to the constructor."""
@@ -166,14 +169,14 @@ class _CheckReader:
                 if error.errno not in UNREADABLE_ERRNOS:
                     raise
                 self._unreadable_pieces_left -= 1
-        adjacent = self._unreadable and self._unreadable[-1][1] == position
-        first = self._unreadable.pop()[0] if adjacent else position
-        self._unreadable.append((first, end))
+        adjacent = self.unreadable and self.unreadable[-1][1] == position
+        first = self.unreadable.pop()[0] if adjacent else position
+        self.unreadable.append((first, end))
         return bytes(end - position)
 
     def problem(self, position: int, end: int) -> str:
         """Return a description of the error if a part of the bytes [position, end) is unreadable; "" otherwise."""
-        for first, last in self._unreadable:
+        for first, last in self.unreadable:
             if first < end and position < last:
                 return f"the disk cannot read the batch at {position}: {self._reason}"
         return ""
@@ -225,17 +228,19 @@ class _Check:
         is valid but its offset or leader epoch is wrong; otherwise 0.
         """
         task, reads = self._task, self._reads
-        read = reads.read
+        read, unreadable = reads.read, reads.unreadable
         size, sparse_end = task.size, task.sparse_end_offset
         position, offset = task.position, task.offset
+        unpack = _HEADER.unpack_from
         epoch, epoch_end = self._epoch_at(offset)
         bytes_end, batches_left = position + self._bytes_max, self._batches_max
         before = position, offset
         chunk, start, chunk_end = memoryview(b""), position, position
-        while position < task.end_position and position < bytes_end and batches_left:
+        limit = min(task.end_position, bytes_end)
+        while position < limit and batches_left:
             batches_left -= 1
             if position + HEADER_BYTES > chunk_end:
-                wanted = min(CHUNK_BYTES, size - position)
+                wanted = min(CHUNK_BYTES, size - position, max(limit - position, HEADER_BYTES))
                 chunk, start = memoryview(read(wanted, position)), position
                 chunk_end = position + len(chunk)
                 self._read_bytes += len(chunk)
@@ -243,12 +248,10 @@ class _Check:
                     return position, offset, f"the file ends at byte {chunk_end} instead of {size}", 0
                 if len(chunk) < HEADER_BYTES:
                     return position, offset, f"{len(chunk)} stray bytes at {position}", 0
-            if problem := reads.problem(position, position + HEADER_BYTES):
+            if unreadable and (problem := reads.problem(position, position + HEADER_BYTES)):
                 return position, offset, problem, 0
             at = position - start
-            base, length, found_epoch, magic, crc, attributes, delta, *_, count = _HEADER.unpack_from(
-                chunk, at
-            )
+            base, length, found_epoch, magic, crc, attributes, delta, count = unpack(chunk, at)
             end = position + PREFIX_BYTES + length
             if magic != BATCH_MAGIC or length < HEADER_BYTES - PREFIX_BYTES or end > size:
                 return position, offset, f"no batch begins at {position}", 0
@@ -257,14 +260,15 @@ class _Check:
             else:
                 found = crc32c(chunk[at + _CRC_FROM :])
                 while chunk_end < end:
-                    wanted = min(CHUNK_BYTES, size - chunk_end)
+                    # What follows the last batch of this check is not read.
+                    wanted = min(CHUNK_BYTES, size - chunk_end, max(end, limit) - chunk_end)
                     chunk, start = memoryview(read(wanted, chunk_end)), chunk_end
                     self._read_bytes += len(chunk)
                     if not chunk:
                         return position, offset, f"the file ends at byte {start} instead of {size}", 0
                     chunk_end = start + len(chunk)
                     found = crc32c(chunk[: end - start], found)
-            if problem := reads.problem(position, end):
+            if unreadable and (problem := reads.problem(position, end)):
                 return position, offset, problem, 0
             if found != crc:
                 return position, offset, f"the CRC-32C of the batch at {position} does not match", 0

@@ -18,7 +18,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mansio.ports import complete
+from mansio.ports import SliceTimes, complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -161,6 +161,7 @@ class SimulatedScheduler:
         self.paused = False
         self.stopped = False
         self.delayed_timers: list[SimulatedTimer] = []
+        self.slices = SliceTimes(SimulatedClock(simulation).monotonic)
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         simulation = self.simulation
@@ -175,6 +176,9 @@ class SimulatedScheduler:
         else:
             simulation.ready.append((number, timer))
         return timer
+
+    def call_after_pause(self, callback: Callable[..., object], *args: Any) -> None:
+        self.call_soon(callback, *args)
 
     def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None:
         self.call_soon(callback, *args)

@@ -105,6 +105,7 @@ class VirtualScheduler:
         """Number of callbacks, timers, promises and coroutines so far; it stays the same while the broker is idle."""
         self._loop = loop
         self._real = AsyncioScheduler(loop)
+        self.slices = self._real.slices
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._timer_count = 0
         self._armed: asyncio.TimerHandle | None = None
@@ -124,6 +125,9 @@ class VirtualScheduler:
         if self._armed is None or due_ms < self._armed_for_ms:
             self._arm()
         return timer
+
+    def call_after_pause(self, callback: Callable[..., object], *args: Any) -> None:
+        self.call_soon(callback, *args)
 
     def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(self.call_soon, callback, *args)

@@ -162,7 +162,7 @@ def test_values_alone_fail_as_their_records_do(tmp_path: Path) -> None:
         assert [each.is_refused for each in large.records] == [False, True, False]
         assert [each.value for each in stored(services, "small", 0)] == [b"first", b"third"]
         with pytest.raises(MessageTooLarge):
-            services.publish.begin_publish("t", ValuesToPublish([bytes(600_000)] * 20))
+            await services.publish.begin_publish("t", ValuesToPublish([bytes(600_000)] * 20))
         empty = await services.publish.publish_records("t", ValuesToPublish([]), timeout_ms=TIMEOUT_MS)
         assert empty.records == []
 
@@ -231,14 +231,14 @@ def test_what_concerns_all_records_is_raised_and_nothing_is_stored(
         with pytest.raises(UnknownTopicOrPartition):
             await publish.publish_records("none", one, timeout_ms=TIMEOUT_MS)
         with pytest.raises(InvalidTopic):
-            publish.begin_publish("__consumer_offsets", one)
+            await publish.begin_publish("__consumer_offsets", one)
         with pytest.raises(InvalidRequiredAcks):
-            publish.begin_publish("t", one, acks=ACKS_NONE)
+            await publish.begin_publish("t", one, acks=ACKS_NONE)
         with pytest.raises(MessageTooLarge):
-            publish.begin_publish("t", [RecordToPublish(bytes(600_000))] * 20)
+            await publish.begin_publish("t", [RecordToPublish(bytes(600_000))] * 20)
         monkeypatch.setattr(publish_records, "PUBLISHED_RECORDS_MAX", 3)
         with pytest.raises(InvalidRequest):
-            publish.begin_publish("t", one * 4)
+            await publish.begin_publish("t", one * 4)
         assert (await publish.publish_records("t", [], timeout_ms=TIMEOUT_MS)).records == []
         assert services.produce.counters.appended_batches == 0
 
@@ -248,7 +248,7 @@ def test_what_concerns_all_records_is_raised_and_nothing_is_stored(
 def test_cancelling_ends_the_waiting_and_not_the_append(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[PendingPublish] = []
-        pending = services.publish.begin_publish("t", [RecordToPublish(b"value", partition=0)])
+        pending = await services.publish.begin_publish("t", [RecordToPublish(b"value", partition=0)])
         assert not pending.is_complete
         pending.wait(TIMEOUT_MS, done.append)
         pending.cancel()
@@ -272,7 +272,7 @@ def test_cancelling_ends_the_waiting_and_not_the_append(tmp_path: Path) -> None:
 def test_records_that_are_not_committed_in_time_are_reported_as_timed_out(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[PendingPublish] = []
-        pending = services.publish.begin_publish("t", [RecordToPublish(b"value", partition=0)] * 2)
+        pending = await services.publish.begin_publish("t", [RecordToPublish(b"value", partition=0)] * 2)
         pending.wait(0, done.append)
         services.produce.time_out_requests(services.clock.monotonic() + 10)
         assert done == [pending]

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mansio.ports import SliceTimes
 from mansio.wire.batch.record_batch import read_header
 
 if TYPE_CHECKING:
@@ -77,11 +78,12 @@ class VirtualScheduler:
         self._ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer, Callable[..., object], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
+        self.slices = SliceTimes(lambda: self.now_ms / 1000)
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         self._ready.append((callback, args))
 
-    call_from_thread = call_soon
+    call_from_thread = call_after_pause = call_soon
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
         timer = Timer()
@@ -93,7 +95,10 @@ class VirtualScheduler:
 
     async def sleep(self, delay_ms: float) -> None:
         promise = self.promise()
-        self.call_later(delay_ms, promise.set_result, None)
+        if delay_ms > 0:
+            self.call_later(delay_ms, promise.set_result, None)
+        else:
+            self.call_soon(promise.set_result, None)
         await promise
 
     def spawn(self, work: Awaitable[Any], *, name: str) -> Timer:

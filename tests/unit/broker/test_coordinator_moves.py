@@ -24,7 +24,6 @@ from mansio.errors import (
     NotCoordinator,
     NotEnoughReplicasAfterAppend,
 )
-from mansio.ports import Scheduler, yield_to_loop
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.api_versions import ApiKey
 from unit.broker.cluster_fixtures import PARTITIONS, CoordinatorReplica, GroupCluster, group_in
@@ -555,15 +554,16 @@ def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns(
     partition.sync()
     read, turns = [0], [0]
 
-    async def breathing(scheduler: Scheduler) -> None:
+    async def breathing(delay_ms: float) -> None:
         turns.append(read[0])
-        await yield_to_loop(scheduler)
+        await sleep(delay_ms)
 
     def count(number: int) -> None:
         read[0] = number
 
     partition.on_read = count
-    monkeypatch.setattr("mansio.broker.coordinator.runtime.yield_to_loop", breathing)
+    sleep = views.scheduler.sleep
+    monkeypatch.setattr(views.scheduler, "sleep", breathing)
     views.topic.lead(0, partition, 0)
     views.scheduler.turn()
     assert views.view.values[0] == {b"key": b"%d" % (3 * UPDATES_PER_YIELD - 1)}

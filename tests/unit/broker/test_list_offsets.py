@@ -12,6 +12,7 @@ from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.records import ListedOffset, RecordService
 from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.ports import SliceTimes
 
 INVALID_REQUEST = 42
 
@@ -49,9 +50,9 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         loop = asyncio.get_running_loop()
         partitions = SimpleNamespace(get=lambda topic, index: None)
         scheduler = AsyncioScheduler(loop)
+        scheduler.slices = SliceTimes(SlowClock().monotonic)
         records = Records(
             cast("Any", partitions),
-            clock=cast("Any", SlowClock()),
             scheduler=scheduler,
             wait_ms_max=0,
             authorization=Authorization(None),

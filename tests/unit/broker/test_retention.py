@@ -11,6 +11,7 @@ import pytest
 from mansio.broker.maintenance.retention import FIRST_CHECK_MS, SLICE_PAUSE_MS, RetentionManager
 from mansio.config import topic_config
 from mansio.logs import FIELDS
+from mansio.ports import SliceTimes
 from mansio.storage.settings import LogSettings
 from mansio.wire.batch.record_batch import build_batch
 from support.logs import ManualClock
@@ -290,7 +291,7 @@ def test_many_partitions_are_looked_at_some_at_a_time() -> None:
     bench.pass_time(MINUTE_MS)
     slow = SlowClock()
     slow.seconds = bench.clock.seconds
-    bench.manager._clock = slow
+    bench.scheduler.slices = SliceTimes(slow.monotonic)
     bench.manager.start()
     bench.scheduler.fire(FIRST_CHECK_MS)
     turns = 1

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog, DamagedRange, StorageError, VerificationPending
-from mansio.storage.checked_ranges import RANGES_MAX, CheckedRange, CheckedRanges
+from mansio.storage.checked_ranges import OPEN_RANGE_END, RANGES_MAX, CheckedRange, CheckedRanges
 from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.storage.verification import UNREADABLE_PIECES_MAX, CheckTask, check_batches
 from mansio.testing.disk import SimulatedDisk, SimulatedFile
@@ -376,3 +376,75 @@ def test_failed_read_that_does_not_come_from_the_medium_is_no_damage(monkeypatch
                 batches_max=512,
                 delimit=False,
             )
+
+
+def one_segment() -> Log:
+    """A log whose batches, of about 1 KB, are all in one segment, and are not verified."""
+    disk = SimulatedDisk()
+    settings = replace(SETTINGS, segment_bytes=1 << 20, segment_ms=1 << 50)
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    for n in range(100):
+        append(log, make_batch([n], 1_000, n))
+    log.close()
+    disk.sync_all("/data")
+    return Log.open(disk, ManualClock(), DIRECTORY, settings)
+
+
+@pytest.mark.parametrize("checks", [1, 3, 1_000])
+def test_a_read_verifies_all_that_it_returns_while_the_event_loop_may_be_held(
+    monkeypatch: pytest.MonkeyPatch, checks: int
+) -> None:
+    """With too little time for a whole read, it returns what is verified, and another thread goes on there."""
+    monkeypatch.setattr("mansio.storage.log.CHECK_BYTES_MAX", 4_000)
+    log = one_segment()
+    size = log._segments.segments[0].size
+    due: list[int] = []
+    left = 0
+
+    def may_check() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    log.listen(LogListener(on_check_due=lambda _, offset: due.append(offset), may_check=may_check))
+    offset = reads = 0
+    while offset < 100:
+        left = checks
+        piece = log.read(offset, 20_000, 100)
+        assert piece is not None
+        assert piece.length <= 20_000
+        if checks == 1_000:
+            assert piece.length > 18_000 or piece.next_offset == 100
+        else:
+            assert piece.length <= checks * (4_000 + 1_200)
+        offset = piece.next_offset
+        reads += 1
+    assert reads <= (size // 18_000 + 1 if checks == 1_000 else 100)
+    assert bool(due) == (checks < 1_000)
+
+
+def test_a_read_is_left_to_another_thread_if_the_event_loop_was_held_for_its_time() -> None:
+    log = one_segment()
+    due: list[int] = []
+    log.listen(LogListener(on_check_due=lambda _, offset: due.append(offset), may_check=lambda: False))
+    with pytest.raises(VerificationPending):
+        log.read(7, 20_000, 100)
+    assert due == [7]
+
+
+@pytest.mark.parametrize("bytes_max", [1, 3_000, 50_000, OPEN_RANGE_END])
+def test_a_check_reads_each_byte_at_most_once_and_none_behind_its_end(bytes_max: int) -> None:
+    log = one_segment()
+    file, task = log.check_task(log._segments.segments[0], 0, with_index=False)
+    read: list[tuple[int, int]] = []
+
+    def read_at(length: int, position: int) -> bytes:
+        found = file.read_at(length, position)
+        read.append((position, position + len(found)))
+        return found
+
+    result = check_batches(file, task, bytes_max=bytes_max, batches_max=1_000, delimit=False, read_at=read_at)
+    assert not result.problem
+    assert result.position >= min(bytes_max, task.end_position)
+    assert [begin for begin, _ in read[1:]] == [end for _, end in read[:-1]]
+    assert read[-1][1] <= max(result.position, 61)

@@ -4,6 +4,9 @@ One call of a JSON parser holds the event loop until it has built every object, 
 can hold ten million. Therefore a body of more than `PIECE_BYTES` is parsed only after its values were counted, or one
 element of its list after the other, and other connections are served in between.
 
+A body of more than `PART_BYTES` whose list has the usual form is parsed in parts, at the speed of a whole one
+(`split_list`), so that it does not hold the loop for more than about a millisecond.
+
 Invariants:
 * One call of a parser builds at most `VALUES_MAX` values, or parses at most `PIECE_BYTES`.
 * Of the large bodies of one broker one is parsed at a time; the others wait for their turn as bytes.
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 256 << 10
 """A body up to this size is parsed at once: this takes 15 ms at most."""
 
+PART_BYTES: Final = 24 << 10
+"""Approximate size of the parts of `split_list`."""
+
 VALUES_MAX: Final = 50_000
 """Maximum number of values in a body of more than `PIECE_BYTES`, or in one element of a list that is parsed in
 pieces."""
@@ -44,6 +50,7 @@ ELEMENTS_AT_ONCE: Final = 100
 """Elements of a list that are validated in one call."""
 
 _STEPS: Final = 2_000
+_BETWEEN_OBJECTS: Final = re.compile(rb"\}[ \t\n\r]*,[ \t\n\r]*\{")
 _STRUCTURE: Final = re.compile(r"[{}\[\],]")
 _STRING: Final = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 """The content of a string, or what is left of it."""
@@ -121,6 +128,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def split_list(data: bytes, member: str) -> list[bytes]:
+    """Split a body `{"MEMBER": [{...}, ...]}` between objects of its list into bodies of about `PART_BYTES`; return
+    one part if it has another form.
+
+    A split can be inside a string or a nested value. Then the part before it is not JSON, as a quotation mark or a
+    bracket is missing: if all parts are JSON, the body is, and has their elements."""
+    head = re.match(rb'\s*\{\s*"%b"\s*:\s*\[' % member.encode(), data)
+    if head is None:
+        return [data]
+    parts: list[bytes] = []
+    begin, opening = 0, b""
+    while (found := _BETWEEN_OBJECTS.search(data, max(begin, head.end()) + PART_BYTES)) is not None:
+        parts.append(b"%b%b]}" % (opening, data[begin : found.start() + 1]))
+        begin, opening = found.end() - 1, head[0]
+    parts.append(opening + data[begin:])
+    return parts
 
 
 class ElementReader:

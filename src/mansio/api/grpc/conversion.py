@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from mansio.broker.services.publish_records import PublishResult
     from mansio.client.types import Message
     from mansio.errors import MansioError
+    from mansio.host.item_turns import ItemTurns
     from mansio.wire.batch.record_batch import Header
 
 TIME_MS_MAX: Final = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 
 
-def new_records(request: Any) -> Sequence[RecordToPublish]:
-    """Return the records to publish of a `PublishRequest`."""
+async def new_records(request: Any, turns: ItemTurns) -> Sequence[RecordToPublish]:
+    """Return the records to publish of a `PublishRequest`; other work runs in between."""
     records = request.records
     values = [record.value for record in records]
     if all(values):
@@ -35,7 +36,12 @@ def new_records(request: Any) -> Sequence[RecordToPublish]:
             size += count * _field_bytes(_field_bytes(length))
         if size == request.ByteSize():
             return ValuesToPublish(values)
-    return [_new_record(record) for record in records]
+    found: list[RecordToPublish] = []
+    for record in records:
+        found.append(_new_record(record))
+        if turns.is_over():
+            await turns.pause()
+    return found
 
 
 def _field_bytes(length: int) -> int:

@@ -21,6 +21,8 @@ from mansio.api.grpc.conversion import new_records
 from mansio.api.request_budget import RequestBudget
 from mansio.broker.services.publish_records import PUBLISHED_RECORDS_MAX, joined_records
 from mansio.errors import InvalidRequest
+from mansio.host.asyncio_loop import RunningLoop
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -64,7 +66,7 @@ class Requests:
             request = _parsed(pb.PublishRequest, data)
             if len(request.records) > PUBLISHED_RECORDS_MAX:
                 raise InvalidRequest(f"more than {PUBLISHED_RECORDS_MAX} records in one request")
-            yield Publication(request.topic, new_records(request))
+            yield Publication(request.topic, await new_records(request, ItemTurns(RunningLoop())))
             return
         with self._budget.parsed(len(data)):
             found = await self._large_publication(data)
@@ -81,7 +83,7 @@ class Requests:
                 headers += sum(len(each.headers) for each in request.records)
                 if headers > HEADERS_MAX:
                     raise InvalidRequest(f"more than {HEADERS_MAX} headers in one request")
-                found.append(new_records(request))
+                found.append(await new_records(request, ItemTurns(RunningLoop())))
                 await turns.pause()
         return Publication(topic, joined_records(found))
 

@@ -1,7 +1,7 @@
 """`/metrics` in the Prometheus text formats.
 
 Everything is collected at scrape time from a `MetricsSource`: the hot path has no metric objects. Values are read on
-the event loop (plain attribute reads), in slices of `SLICE_S`; the text is rendered in a worker thread.
+the event loop (plain attribute reads), in turns; the text is rendered in a worker thread.
 
 Invariants:
 * Names begin with `mansio_` and end in their unit; counters end in `_total`.
@@ -18,7 +18,6 @@ Names: https://prometheus.io/docs/practices/naming/
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -32,6 +31,8 @@ from mansio.api.http.authentication import may_see_names
 from mansio.api.http.errors import error_response
 from mansio.api.http.path_route import PathRoute
 from mansio.errors import ClusterAuthorizationFailed, Unavailable
+from mansio.host.asyncio_loop import RunningLoop
+from mansio.host.item_turns import ItemTurns
 from mansio.version import __version__
 
 if TYPE_CHECKING:
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PREFIX: Final = "mansio_"
-
-SLICE_S: Final = 0.002
-"""Time after which the collection of values yields to the event loop."""
 
 SCRAPES_WAITING_MAX: Final = 4
 """Maximum number of scrapes that wait for the current one; further scrapes get an error."""
@@ -365,7 +363,7 @@ def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:
 async def take_snapshot(
     source: MetricsSource, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None
 ) -> Snapshot:
-    """Collect all values on the event loop, in slices."""
+    """Collect all values on the event loop, in turns."""
     snapshot = Snapshot(
         measurements=list(source.measurements()),
         distributions=list(source.distributions()),
@@ -379,7 +377,7 @@ async def take_snapshot(
     )
     bounds = source.bounds
     topics_left_out: set[str] = set()
-    async for sample in _yield_in_slices(source.partition_samples()):
+    async for sample in _yield_in_turns(source.partition_samples()):
         snapshot.partition_count += 1
         snapshot.size_bytes += sample.size_bytes
         if sample.replication is not None and snapshot.led is not None:
@@ -410,7 +408,7 @@ async def take_snapshot(
 
 async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
     offsets = 0
-    async for lag in _yield_in_slices(source.group_lags()):
+    async for lag in _yield_in_turns(source.group_lags()):
         offsets += lag.offsets
         if len(lag.group) > LABEL_CHARACTERS_MAX or len(snapshot.lags) >= source.bounds.series_max:
             snapshot.lags_left_out += 1
@@ -421,14 +419,12 @@ async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
             break
 
 
-async def _yield_in_slices(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items; every `SLICE_S`, let other work of the event loop run."""
-    end = time.monotonic() + SLICE_S
+async def _yield_in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items, and let other work of the event loop run after each turn."""
+    turns = ItemTurns(RunningLoop())
     for item in items:
         yield item
-        if time.monotonic() >= end:
-            await asyncio.sleep(0)
-            end = time.monotonic() + SLICE_S
+        await turns.next()
 
 
 def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:

@@ -18,6 +18,7 @@ from mansio.broker.features.delays.delay_feature import DelayFeature
 from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
 from mansio.broker.services.health import Problem
 from mansio.errors import BY_KAFKA_CODE
+from mansio.host.item_turns import Work
 from mansio.logs import COUNTS
 from mansio.net.tls.handshake_failures import FailureReason
 from mansio.wire.api_versions import ApiKey
@@ -67,6 +68,19 @@ def _requests(broker: RunningBroker) -> Iterator[Measurement]:
             api=_api(key),
             error=ERROR_NAMES.get(code, "Other"),
             code=str(code),
+        )
+
+
+def _slices(broker: RunningBroker) -> Iterator[Measurement]:
+    scheduler, holds = broker.services.scheduler, broker.services.statistics.holds
+    longest_s = {work.value: scheduler.slices.longest_s.get(work, 0.0) for work in Work}
+    longest_s.update(holds.longest_s)
+    for work, seconds in longest_s.items():
+        yield _gauge(
+            "event_loop_slice_max_seconds",
+            "Longest time since the start for which work of a kind ran without letting other work run.",
+            seconds,
+            work=work,
         )
 
 
@@ -474,6 +488,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _records,
     _storage,
     _requests,
+    _slices,
     _connections,
     _groups,
     _age,

@@ -14,14 +14,13 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptLog
 from mansio.host.atomic_file import write_file_atomically
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
-from mansio.ports import yield_to_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORDS_PER_YIELD: Final = 2000
-"""Number of records after which a load or checkpoint yields to the event loop."""
+"""Maximum number of records between two yields of a load or checkpoint to the event loop."""
 
 _MAGIC: Final = b"MVIW"
 _VERSION: Final = 1
@@ -156,10 +155,11 @@ class CheckpointStore:
             context.appended_bytes = 0
             end_offset = self.replay_start(context)
             pairs: list[tuple[bytes, bytes]] = []
-            snapshot = self._view.snapshot(context.index)
-            while part := list(islice(snapshot, RECORDS_PER_YIELD)):
-                pairs += part
-                await yield_to_loop(self._scheduler)
+            turns = ItemTurns(self._scheduler, Work.CHECKPOINT, items_max=RECORDS_PER_YIELD)
+            for pair in self._view.snapshot(context.index):
+                pairs.append(pair)
+                await turns.next()
+            turns.end()
             await partition.commit_promise(partition.end_offset)
             await self._replace_file(context.index, encode_checkpoint(end_offset, pairs))
             context.replay_start_offset = end_offset

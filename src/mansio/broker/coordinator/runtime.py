@@ -50,8 +50,9 @@ from mansio.errors import (
     NotCoordinator,
     StorageError,
 )
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
-from mansio.ports import Backoff, complete, yield_to_loop
+from mansio.ports import Backoff, complete
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import decode_end_marker
 from mansio.wire.batch.record_batch import (
@@ -80,7 +81,7 @@ BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 damage."""
 
 UPDATES_PER_YIELD: Final = 100
-"""Number of records after which a load that applies each record at once yields to the event loop. Smaller than
+"""Maximum number of records between two yields of a load that applies each record at once. Smaller than
 `RECORDS_PER_YIELD`, because applying takes ten times as long: an event loop that is blocked for longer than a broker
 session costs the broker its leaderships, and the next leader has to load the same records."""
 
@@ -374,12 +375,13 @@ class CoordinatorRuntime:
         if self._transactions is not None and not context.has_ended:
             for pending in latest.pending_records():
                 self._transactions.add_pending(context.index, *pending)
-        for count, (key, (value, offset)) in enumerate(latest.values.items(), start=1):
+        turns = ItemTurns(self._scheduler, Work.GROUP_LOAD, items_max=RECORDS_PER_YIELD)
+        for key, (value, offset) in latest.values.items():
             if context.has_ended:
                 return
             self._view.apply(context.index, key, value, offset)
-            if count % RECORDS_PER_YIELD == 0:
-                await yield_to_loop(self._scheduler)
+            await turns.next()
+        turns.end()
 
     async def _replay_every_record(self, context: CoordinatorContext) -> None:
         """Apply each record of the log to the view in the order of the log."""
@@ -403,21 +405,20 @@ class CoordinatorRuntime:
         `end_transaction`, as long as the leadership lasts."""
         if position >= context.require_partition().end_offset:
             return
-        since_yield = 0
+        turns = ItemTurns(self._scheduler, Work.GROUP_LOAD, items_max=records_per_yield)
         for header, batch in self._stored_batches(context.require_partition(), position):
+            items = 1
             if header.is_control:
-                since_yield += 1
                 if end_transaction is not None and (marker := decode_end_marker(batch)) is not None:
                     end_transaction(marker)
             else:
                 for record in read_records(batch, output_bytes_max=BATCH_OUTPUT_BYTES_MAX):
-                    since_yield += 1
+                    items += 1
                     if record.offset >= position:
                         consume(record, header)
             context.appended_bytes += len(batch)
-            if since_yield >= records_per_yield:
-                since_yield = 0
-                await yield_to_loop(self._scheduler)
+            if turns.is_over(items):
+                await turns.pause()
                 if context.has_ended:  # the log may have been truncated since
                     return
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from mansio.broker.log_view.snapshots import ViewSnapshots
 from mansio.broker.log_view.view import LogView
 from mansio.errors import UNREADABLE_OR_DAMAGED, CorruptLog, MansioError
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 
@@ -34,10 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLICE_BATCHES: Final = 200
-SLICE_ITEMS: Final = 500
-SLICE_BYTES: Final = 256 << 10
-"""Number of batches, of the records or ids in them, and of the decoded bytes, after which a slice of the event loop
-ends: about 1 ms."""
+"""Maximum number of batches in one turn of the event loop."""
 
 READ_RETRY_MS: Final = 10_000
 """Time after which a part of the log that could not be read is read again."""
@@ -190,22 +188,22 @@ class ViewReplay(Generic[View]):
         log, view = self._log, self.view
         if self._closed or not self._is_reading:
             return
-        items = size = 0
+        turn = ItemTurns(self._scheduler, Work.VIEW_REPLAY)
         try:
             for header, batch in islice(self._stored_batches(), SLICE_BATCHES):
                 base_offset = header.base_offset
                 if base_offset > self.applied_end >= log.compaction.state.sparse_end_offset:
                     raise CorruptLog(f"{log.directory}: offset {self.applied_end} cannot be read")
-                content = None
+                content, items = None, 1
                 if batch is not None:
                     check_stored_batch(batch)
                     content, count = view.decode(batch)
                     items += count
-                    size += len(batch)
                 self._apply(header, base_offset, content)
                 self._failures = 0
-                if items >= SLICE_ITEMS or size >= SLICE_BYTES:
+                if turn.is_over(items):
                     break
+            turn.end()
         except (MansioError, OSError) as error:
             if not self._leave_out(error):
                 self._scheduler.call_later(READ_RETRY_MS, self._read_slice)

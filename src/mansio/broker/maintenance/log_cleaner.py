@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import MansioError
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.ports import complete
 from mansio.storage.cleaner.batch_filter import INT64_MAX
@@ -60,8 +61,8 @@ BUSY_LOG_RETRY_MS = 20.0
 DISK_FULL_RETRY_MS = 500.0
 """Delay before a segment swap that failed with disk full is retried."""
 
-PARTITIONS_PER_SLICE = 16
-"""Number of partitions that are evaluated between two pauses."""
+PARTITIONS_PER_TURN = 16
+"""Maximum number of partitions that are examined in one turn of the event loop."""
 
 
 class CleanerCounts(NamedTuple):
@@ -199,9 +200,14 @@ class LogCleaner:
         best: Candidate | None = None
         highest = 0.0
         alive = set()
-        for number, partition in enumerate(tuple(self._partitions), start=1):
-            if number % PARTITIONS_PER_SLICE == 0:
+        turns = ItemTurns(
+            self._scheduler, Work.COMPACTION_CHOICE, items_max=PARTITIONS_PER_TURN, items_per_look=1
+        )
+        for partition in tuple(self._partitions):
+            if turns.is_over():
+                turns.end()
                 await self._pause(PAUSE_MS_MIN)
+                turns.begin()
             alive.add(partition.log)
             if not partition.settings.compacts or partition.closed or partition.log.failure is not None:
                 continue

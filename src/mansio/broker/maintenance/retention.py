@@ -11,7 +11,7 @@ Invariants:
   of pipelines and open transactions stop a deletion.
 * Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
   contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
-* A check examines the segments that it deletes and one more, and yields the event loop after `SLICE_SECONDS`.
+* A check examines the segments that it deletes and one more, and pauses for `SLICE_PAUSE_MS` after each `TURN_S`.
 * A partition whose check fails is reported; the next ones are still checked.
 """
 
@@ -22,6 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import MansioError, StorageError
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.storage.retention import UNLIMITED, find_expired
 
@@ -37,10 +38,8 @@ logger = logging.getLogger(__name__)
 FIRST_CHECK_MS = 30_000
 """Delay of the first check. Short, so that a broker that restarts often deletes records, too."""
 
-SLICE_SECONDS = 0.002
-"""Time after which a check of all partitions pauses for `SLICE_PAUSE_MS`."""
-
 SLICE_PAUSE_MS = 5
+"""Pause of a check of all partitions after each turn."""
 
 
 class RetentionCounts(NamedTuple):
@@ -103,12 +102,13 @@ class RetentionManager:
 
     def _run_slice(self) -> None:
         """Check some partitions, at least one, and continue with the others later."""
-        clock, waiting = self._clock, self._waiting
-        end = clock.monotonic() + SLICE_SECONDS
+        waiting = self._waiting
+        turn = ItemTurns(self._scheduler, Work.RETENTION, items_per_look=1)
         while waiting:
             self._check(waiting.popleft())
-            if clock.monotonic() >= end:
+            if turn.is_over():
                 break
+        turn.end()
         if waiting:
             self._timer = self._scheduler.call_later(SLICE_PAUSE_MS, self._run_slice)
             return

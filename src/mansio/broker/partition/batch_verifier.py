@@ -1,8 +1,9 @@
 """Verification of stored batches on another thread, for readers that would otherwise delay the event loop.
 
-`Log.read` verifies small batches itself. The batch verifier verifies larger batches, damaged ranges and the batches
-that a sequential reader reads next, in slices of at most `SLICE_BYTES` and `SLICE_BATCHES`, so that neither thread
-holds the interpreter lock for long. The segments for which readers wait are checked in turn, one slice each.
+`Log.read` verifies small batches itself, for about a turn of the event loop. The batch verifier verifies larger
+batches, damaged ranges, and what is left of a read and the batches that a sequential reader reads next, in slices of at
+most `SLICE_BYTES` and `SLICE_BATCHES`, so that neither thread holds the interpreter lock for long. The segments for
+which readers wait are checked in turn, one slice each.
 
 Invariants:
 * At most one check is running, and each segment has at most one request.
@@ -15,13 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import StorageError
+from mansio.host.item_turns import ItemTurns
 from mansio.storage.verification import check_batches
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.ports import Background
+    from mansio.ports import Background, Scheduler
     from mansio.storage.log import Log
     from mansio.storage.segment import Segment
     from mansio.storage.verification import CheckResult
@@ -52,12 +54,26 @@ class _Request:
 class BatchVerifier:
     """Verifies batches for all partitions of a broker. All methods run on the event loop."""
 
-    def __init__(self, background: Background) -> None:
+    def __init__(self, background: Background, scheduler: Scheduler) -> None:
         self._background = background
+        self._scheduler = scheduler
+        self._turn = ItemTurns(scheduler, items_per_look=1)
+        self._is_in_turn = False
         self._requests: dict[Segment, _Request] = {}
         self._running = False
         self.checked_bytes = 0
         """Number of bytes verified on the other thread."""
+
+    def may_check(self) -> bool:
+        """Whether a read may verify some batches itself. All reads of one turn of the event loop share its time."""
+        if not self._is_in_turn:
+            self._is_in_turn = True
+            self._turn.begin()
+            self._scheduler.call_soon(self._end_turn)
+        return not self._turn.is_over()
+
+    def _end_turn(self) -> None:
+        self._is_in_turn = False
 
     def request(self, log: Log, on_checked: Callable[[], object], segment: Segment, offset: int) -> None:
         """Verify the batches of a segment from an offset on, for which readers wait; `on_checked` is called after each

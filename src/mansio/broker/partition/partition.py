@@ -311,6 +311,7 @@ class Partition:
                 self._on_log_failed,
                 None if verifier is None else partial(verifier.request, log, self.waits.wake_all),
                 self._on_damage,
+                verifier.may_check if verifier is not None else lambda: True,
             )
         )
         if producers is not None:

@@ -105,7 +105,7 @@ class PartitionSet:
         before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
         """`features`: those that this broker knows, in their order; `before_newer_format`: see `Log`."""
-        self.verifier = BatchVerifier(verification_thread)
+        self.verifier = BatchVerifier(verification_thread, scheduler)
         self.batch_processor = BatchProcessor(batch_thread)
         self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
         self._disk = disk

@@ -8,6 +8,7 @@ Invariants:
 * Records of one partition are appended in the order in which the caller passes them.
 * The number of records in a call and their bytes are bounded.
 * `ValuesToPublish` have the same results as their records one by one.
+* Many records are built and encoded in several turns of the event loop; all batches of a call are appended in one.
 * `cancel`, a timeout and a cancelled `publish_records` end the waiting, never the append.
 """
 
@@ -34,6 +35,7 @@ from mansio.errors import (
     MessageTooLarge,
     PrioritiesNotEnabled,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.ports import complete
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
@@ -41,7 +43,12 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.priority_header import PRIORITY_HEADER, PRIORITY_NAMES
-from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, build_value_only_batch
+from mansio.wire.batch.record_batch import (
+    HEADER_BYTES,
+    build_batch,
+    build_value_only_batch,
+    encode_records,
+)
 from mansio.wire.field_values import ACKS_ALL, ACKS_NONE
 from mansio.wire.murmur2 import partition_for_key
 
@@ -62,6 +69,9 @@ if TYPE_CHECKING:
 
 PUBLISHED_RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
+
+RECORDS_PER_STEP: Final = 50
+"""Number of records of a batch that are encoded in one call."""
 
 RECORD_OVERHEAD_BYTES_MAX: Final = 40
 """Upper bound of the bytes of an encoded record without key, value and headers: lengths, deltas and attributes."""
@@ -203,8 +213,15 @@ class _Batch:
     positions: list[int]
     records: list[BatchRecord]
 
-    def encode(self, codec: Codec) -> bytes:
-        return build_batch(self.records, codec=codec)
+    async def encode(self, codec: Codec, turns: ItemTurns) -> bytes:
+        records = self.records
+        if len(records) <= RECORDS_PER_STEP:
+            return build_batch(records, codec=codec)
+        encoded = bytearray()
+        for first in range(0, len(records), RECORDS_PER_STEP):
+            encoded += encode_records(records[first : first + RECORDS_PER_STEP], first, records[0][0])
+            await turns.next(RECORDS_PER_STEP)
+        return build_batch(records, codec=codec, encoded=encoded)
 
     def results(self, stored: BatchResult, *, is_refused: bool) -> list[PublishedRange]:
         """Return the results of its records."""
@@ -237,7 +254,7 @@ class _BatchOfValues(NamedTuple):
     values: list[bytes]
     timestamp_ms: int
 
-    def encode(self, codec: Codec) -> bytes:
+    async def encode(self, codec: Codec, turns: ItemTurns) -> bytes:  # noqa: ARG002 - fast: as that of `_Batch`
         return build_value_only_batch([self.timestamp_ms] * len(self.values), self.values, codec=codec)
 
     def results(self, stored: BatchResult, *, is_refused: bool) -> list[PublishedRange]:
@@ -300,7 +317,7 @@ class PublishService:
     ) -> PublishResult:
         """Append records; return their results when all are committed or failed, after `timeout_ms`, or at the deadline
         of `caller`. Raises the errors of `begin_publish`."""
-        pending = self.begin_publish(topic, records, acks=acks, codec=codec, caller=caller)
+        pending = await self.begin_publish(topic, records, acks=acks, codec=codec, caller=caller)
         if not pending.is_complete:
             promise: Promise[None] = self._scheduler.promise()
 
@@ -314,7 +331,7 @@ class PublishService:
                 pending.cancel()
         return pending.result()
 
-    def begin_publish(
+    async def begin_publish(
         self,
         topic: str,
         records: Sequence[RecordToPublish],
@@ -341,11 +358,12 @@ class PublishService:
             raise InvalidTopic(f"{topic} is an internal topic; clients may not write to it")
         results: list[PublishedRange] = []
         batches: Sequence[_Batch | _BatchOfValues]
+        turns = ItemTurns(self._scheduler)
         if isinstance(records, ValuesToPublish) and not self._topics.settings_of(found).compacts:
             batches, total_bytes = self._build_batches_of_values(found, records.values)
         else:
-            batches, total_bytes = self._build_batches(found, records, results)
-        entries = [(batch.partition, batch.encode(codec)) for batch in batches]
+            batches, total_bytes = await self._build_batches(found, records, results, turns)
+        entries = [(batch.partition, await batch.encode(codec, turns)) for batch in batches]
         pending = self._produce.begin_produce([(topic, None, entries)], grants=None, acks=acks)
         quotas = self._quotas.active
         throttle_ms = 0
@@ -353,8 +371,12 @@ class PublishService:
             throttle_ms = quotas.record_produce(caller.session.user, caller.client_id, total_bytes)
         return PendingPublish(pending, results, batches, throttle_ms)
 
-    def _build_batches(
-        self, topic: Topic, records: Sequence[RecordToPublish], results: list[PublishedRange]
+    async def _build_batches(
+        self,
+        topic: Topic,
+        records: Sequence[RecordToPublish],
+        results: list[PublishedRange],
+        turns: ItemTurns,
     ) -> tuple[list[_Batch], int]:
         """Distribute the records to batches. Return the batches in the order in which they are to be appended, and
         their bytes in total. An invalid record is left out and gets its result in `results`, because it would fail its
@@ -423,6 +445,8 @@ class PublishService:
             batch.records.append((timestamp_ms, key, value, headers))
             if dedup_id is not None:
                 del open_batches[index]
+            if turns.is_over():
+                await turns.pause()
         return batches, total_bytes
 
     def _build_batches_of_values(self, topic: Topic, values: list[bytes]) -> tuple[list[_BatchOfValues], int]:

@@ -3,8 +3,7 @@
 Invariants:
 * A result is returned for each item, in the order of the request; an error of one item does not affect the others. It
   is `TopicAuthorizationFailed` for a topic on which the caller may not do what the method names.
-* A search by timestamp may decompress a large batch. Therefore a request with many items yields to the event loop every
-  `EVENT_LOOP_SLICE_S`.
+* A search by timestamp may decompress a large batch. Therefore a request with many items asks the clock after each.
 * Results include all records that were acknowledged before the request, although records with acks=1 are acknowledged
   before their flush. If there are such records, the request starts the flush and waits for it, at most
   `COMMIT_WAIT_MS_MAX`, or `REPLICATION_WAIT_MS_MAX` if followers have to flush them too.
@@ -23,8 +22,8 @@ from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
-from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
-from mansio.ports import complete, complete_with_error, yield_to_loop
+from mansio.host.item_turns import ItemTurns
+from mansio.ports import complete, complete_with_error
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.tracebacks import without_traceback
 from mansio.wire.field_values import (
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
-    from mansio.ports import Clock, Promise, Scheduler
+    from mansio.ports import Promise, Scheduler
     from mansio.state.producers import Producer
 
 
@@ -112,20 +111,18 @@ class DescribedProducer(NamedTuple):
 class RecordService:
     """Lists offsets and deletes records. All methods run on the broker's event loop."""
 
-    __slots__ = ("_authorization", "_clock", "_partitions", "_scheduler", "_wait_ms_max")
+    __slots__ = ("_authorization", "_partitions", "_scheduler", "_wait_ms_max")
 
     def __init__(
         self,
         partitions: PartitionSet,
         *,
-        clock: Clock,
         scheduler: Scheduler,
         wait_ms_max: int,
         authorization: Authorization,
     ) -> None:
         """`wait_ms_max`: upper bound of the timeout of a deletion."""
         self._partitions = partitions
-        self._clock = clock
         self._scheduler = scheduler
         self._wait_ms_max = wait_ms_max
         self._authorization = authorization
@@ -153,12 +150,10 @@ class RecordService:
             for query in queries
             if query.timestamp_ms not in TIMESTAMPS_INDEPENDENT_OF_LOG_END
         )
-        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+        turns = ItemTurns(self._scheduler, items_per_look=1)
         results: list[ListedOffset | MansioError] = []
         for query in queries:
-            if self._clock.monotonic() >= slice_end:
-                await yield_to_loop(self._scheduler)
-                slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+            await turns.next()
             if count[query.topic, query.partition] > 1:
                 results.append(
                     InvalidRequest(f"{query.topic}-{query.partition} is in the request more than once")

@@ -34,8 +34,11 @@ LATENCY_BUCKET_BOUNDS_S: Final = (
 )  # fmt: skip
 """Upper bounds of the buckets of latency histograms, in seconds."""
 
-HOLD_S_MIN: Final = 0.01
-"""Duration below which a hold is not noted."""
+HOLD_S_MIN: Final = 0.001
+"""Duration below which a hold is not noted: requests with many items let others run after about this time."""
+
+PROTOCOLS: Final = ("kafka", "http", "grpc", "sqs")
+"""Protocols whose holds are noted."""
 
 COUNTED_ITEMS_MAX: Final = 1000
 """Number of items of each list in a response whose errors are counted."""
@@ -92,20 +95,25 @@ class LoopHolds:
     its requests: those that run at once with `note`, coroutines with `measured`, step by step. All methods run on the
     loop."""
 
-    __slots__ = ("_recent", "hold_ms_max", "now")
+    __slots__ = ("_recent", "longest_s", "now")
 
     def __init__(self, clock: Clock) -> None:
         self.now = clock.monotonic
-        self.hold_ms_max = 0.0
-        """The longest hold since the start."""
+        self.longest_s = dict.fromkeys(PROTOCOLS, 0.0)
+        """The longest hold of each protocol since the start, of those that were noted, in seconds."""
         self._recent: LoopHold | None = None
 
     def note(self, held_s: float, protocol: str, request: str, peer: str) -> None:
         """Note a hold of `HOLD_S_MIN` or more."""
         held_ms = held_s * 1000
-        self.hold_ms_max = max(self.hold_ms_max, held_ms)
+        self.longest_s[protocol] = max(self.longest_s[protocol], held_s)
         if self._recent is None or held_ms > self._recent.hold_ms:
             self._recent = LoopHold(held_ms, protocol, request, peer)
+
+    @property
+    def hold_ms_max(self) -> float:
+        """The longest hold since the start."""
+        return max(self.longest_s.values()) * 1000
 
     def take_recent(self) -> LoopHold | None:
         """Return the longest hold since the last call, None if there was none."""

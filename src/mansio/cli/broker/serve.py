@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -171,7 +172,7 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
     try:
         member = await _start_etcd_member(settings, stop)
         if not stop.is_set() and await _start_unless_stopped(broker, stop):
-            _tune_garbage_collector()
+            _tune_interpreter()
             view.attach(
                 RunningBroker(
                     broker.service,
@@ -312,14 +313,19 @@ async def _start_servers(
     return found
 
 
-def _tune_garbage_collector() -> None:
-    """Run the garbage collector rarely, and exclude the objects created during the start.
+def _tune_interpreter() -> None:
+    """Run the garbage collector rarely, and exclude the objects created during the start; let threads wait for the
+    interpreter no longer than a turn of the event loop.
 
     Requests create no reference cycles. With the default thresholds the collector would traverse the many objects of
-    the message schemas repeatedly, during requests.
+    the message schemas repeatedly, during requests. By default a thread that returns from a flush waits for 5 ms while
+    the event loop is busy, and so does the event loop while another thread runs Python code.
     """
     import gc
 
+    from mansio.host.item_turns import TURN_S
+
+    sys.setswitchinterval(TURN_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

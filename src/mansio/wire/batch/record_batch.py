@@ -291,14 +291,17 @@ def build_batch(
     base_sequence: int = -1,
     transactional: bool = False,
     control: bool = False,
+    encoded: Buffer | None = None,
 ) -> bytes:
-    """Encode one batch of (timestamp_ms, key, value, headers) records, at least one, with consecutive offsets."""
+    """Encode one batch of (timestamp_ms, key, value, headers) records, at least one, with consecutive offsets.
+
+    `encoded`: what `encode_records` returns for the records, if it was called before."""
     if not records:
         raise ValueError("a batch needs at least one record")
     attributes = codec | (TRANSACTIONAL_FLAG if transactional else 0) | (CONTROL_FLAG if control else 0)
     base_timestamp_ms, max_timestamp_ms = records[0][0], max(record[0] for record in records)
     return _encode(
-        encode_records(records),
+        encode_records(records) if encoded is None else encoded,
         (
             attributes,
             len(records) - 1,
@@ -418,11 +421,15 @@ _UNIFORM_RECORDS_MAX: Final = 1 << 13
 """Uniform records of a batch whose bytes around the values come from a cached table."""
 
 
-def encode_records(records: Iterable[NewRecord]) -> bytearray:
-    """Encode (timestamp_ms, key, value, headers) records; the first record's timestamp is the base timestamp."""
+def encode_records(
+    records: Iterable[NewRecord], first: int = 0, base_timestamp_ms: int | None = None
+) -> bytearray:
+    """Encode (timestamp_ms, key, value, headers) records. The first record's timestamp is the base timestamp.
+
+    A batch may be encoded in parts: `first` is the position of the first record of a part in the batch, and
+    `base_timestamp_ms` the base timestamp."""
     out = bytearray()
-    base_timestamp_ms: int | None = None
-    for delta, (timestamp_ms, key, value, headers) in enumerate(records):
+    for delta, (timestamp_ms, key, value, headers) in enumerate(records, first):
         if base_timestamp_ms is None:
             base_timestamp_ms = timestamp_ms
         if key is None and value is not None and not headers:

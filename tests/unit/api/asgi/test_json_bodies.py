@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from mansio.api import turns as turns_module
 from mansio.api.asgi import json_bodies
-from mansio.api.asgi.json_bodies import ElementReader, check_keys, count_values, value_counts
+from mansio.api.asgi.json_bodies import ElementReader, check_keys, count_values, split_list, value_counts
 from mansio.api.asgi.problems import InvalidField
 from mansio.api.turns import Turns
 from mansio.errors import MessageTooLarge
+from mansio.host import item_turns
 from support.tiers import examples
 
 ANY = TypeAdapter(list[dict[str, Any]])
@@ -136,7 +136,7 @@ def test_a_large_element_is_refused_and_those_behind_it_are_not_counted_with_it(
 
 
 def test_other_work_runs_between_the_elements_of_a_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "TURN_S", 0.0)
+    monkeypatch.setattr(item_turns, "TURN_S", 0.0)
     turns_of_others = 0
 
     async def run() -> None:
@@ -170,3 +170,61 @@ def test_a_repeated_key_is_named(body: bytes, name: str) -> None:
     with pytest.raises(InvalidField, match=name):
         check_keys(body)
     check_keys(body.replace(b'"b":{},', b"").replace(b',"a":2', b"").replace(b',"\\u0061":2', b""))
+
+
+def elements(parts: list[bytes]) -> list[Any] | None:
+    """Return the elements of bodies; None if one of them is not JSON of the form `{"records": [...]}`."""
+    found: list[Any] = []
+    for part in parts:
+        try:
+            body = json.loads(part)
+        except ValueError:
+            return None
+        if list(body) != ["records"] or part.count(b'"records"') > 1:
+            return None
+        found += body["records"]
+    return found
+
+
+def test_a_list_in_parts_has_the_elements_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a text or a nested value looks like the end of an element: the parts are then no JSON."""
+    chance = Random(5)
+    split = 0
+    for _ in range(examples(200, 2_000)):
+        monkeypatch.setattr(json_bodies, "PART_BYTES", chance.randrange(1, 60))
+        records: list[Any] = [
+            {
+                "value": chance.choice((*TEXTS, '"}, {"', "},{", '\\"},{"', "]},{")),
+                "json": chance.choice(([{"a": 1}, {"b": [{}, {}]}], {}, 1)),
+            }
+            for _ in range(chance.randrange(1, 9))
+        ]
+        separators = chance.choice((None, (",", ":"), (" , ", " : ")))
+        body = json.dumps(
+            {"records": records}, separators=separators, ensure_ascii=chance.random() < 0.5
+        ).encode()
+        parts = split_list(body, "records")
+        found = elements(parts)
+        assert found is None or found == records
+        split += found is not None and len(parts) > 1
+    assert split, "some lists are split"
+
+
+def test_a_list_of_flat_elements_is_split_into_parts_of_a_bounded_size() -> None:
+    body = b'{"records":[' + b",".join(b'{"value":"%08d"}' % number for number in range(20_000)) + b"]}"
+    parts = split_list(body, "records")
+    assert max(map(len, parts)) < json_bodies.PART_BYTES + 100
+    assert elements(parts) == json.loads(body)["records"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b'{"others":[]}', b'{"records":{}}', b"\xff" * 100_000])
+def test_a_body_of_another_form_is_one_part(body: bytes) -> None:
+    assert split_list(body, "records") == [body]
+
+
+def test_a_member_behind_the_list_is_in_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is refused as in a whole body, also a second list of the same name."""
+    monkeypatch.setattr(json_bodies, "PART_BYTES", 1)
+    for more in (b"records", b"others"):
+        body = b'{"records":[{"a":1},{"a":2}],"%b":[{"a":3},{"a":4}]}' % more
+        assert elements(split_list(body, "records")) is None

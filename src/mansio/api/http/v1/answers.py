@@ -9,10 +9,8 @@ as much as a body of a request (`json_bodies`)."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import codecs
-import time
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -28,7 +26,8 @@ from mansio.api.record_pieces import (
     in_pieces,
     is_one_piece,
 )
-from mansio.api.turns import TURN_S
+from mansio.host.asyncio_loop import RunningLoop
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
@@ -71,14 +70,12 @@ class _PiecesResponse(StreamingResponse):
 
 
 async def in_turns(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield the pieces that are not empty, and let other connections go first after `TURN_S`."""
-    since = time.monotonic()
+    """Yield the pieces that are not empty, and let other connections go first after each turn."""
+    turns = ItemTurns(RunningLoop(), items_per_look=1)
     for piece in pieces:
         if piece:
             yield piece
-        if time.monotonic() - since > TURN_S:
-            await asyncio.sleep(0)
-            since = time.monotonic()
+        await turns.next()
 
 
 def record_pieces(

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from mansio.api.asgi.bodies import read_body
-from mansio.api.asgi.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
+from mansio.api.asgi.json_bodies import PART_BYTES, PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
 from mansio.api.asgi.problems import InvalidField, from_validation, http_problem, problem
 from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.authentication import session_of_request
@@ -145,7 +145,7 @@ class Call:
 class Operation:
     """One method on one path. `query`: model of the parameters; `body`: type of the JSON body, None for none or, with
     `takes_raw_body`, for bytes; `result`: type of the JSON result, None for none. `media_type`: of another result.
-    `parses_large`: the handler parses a body of more than `PIECE_BYTES`, and finds repeated keys in each."""
+    `parses_large`: the handler parses a body of more than `PART_BYTES`, and finds repeated keys in each."""
 
     method: str
     path: str
@@ -201,20 +201,25 @@ class Operation:
             raise HTTPException(
                 415, f"the body is JSON: send Content-Type: application/json, not {kind[:60]!r}"
             )
+        if self.parses_large and len(data) > PART_BYTES:
+            return None
         if len(data) > PIECE_BYTES:
-            if self.parses_large:
-                return None
             if len(data) > VALUE_BYTES_MAX:
                 raise MessageTooLarge(f"this body has at most {VALUE_BYTES_MAX} bytes, not {len(data)}")
             async with context.budget.turns as turns:
                 await count_values(data, turns)
-        try:
-            found = self.adapter.validate_json(data, strict=True)  # true and "1" are no numbers
-        except ValidationError as error:
-            raise from_validation(error) from error
+        found = validated(self.adapter, data)
         if not self.parses_large:
             check_keys(data)
         return found
+
+
+def validated(adapter: TypeAdapter[Any], data: bytes) -> Any:
+    """Parse and validate a JSON text. Raises `InvalidField`."""
+    try:
+        return adapter.validate_json(data, strict=True)  # true and "1" are no numbers
+    except ValidationError as error:
+        raise from_validation(error) from error
 
 
 def _parse_query(model: type[Body], request: Request) -> Body:

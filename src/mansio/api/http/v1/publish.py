@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from mansio.api.asgi.json_bodies import ElementReader, check_keys
+from mansio.api.asgi.json_bodies import PIECE_BYTES, ElementReader, check_keys, split_list
 from mansio.api.asgi.problems import InvalidField, error_value
-from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name, validated
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
 from mansio.api.routing.publishing import publish_records
@@ -20,6 +20,7 @@ from mansio.broker.services.publish_records import (
     ValuesToPublish,
     joined_records,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import copied
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 
@@ -66,6 +67,7 @@ class NewRecords(Body):
     records: Annotated[list[NewRecord], Field(min_length=1, max_length=PUBLISHED_RECORDS_MAX)]
 
 
+_BODY: Final = TypeAdapter(NewRecords)
 _PIECE: Final = TypeAdapter(list[NewRecord])
 
 
@@ -115,27 +117,52 @@ async def publish_one(call: Call) -> Published:
 
 
 async def publish_many(call: Call) -> dict[str, Any]:
-    records = await _large_records(call) if call.body is None else _records(call)
+    key = call.request.headers.get("idempotency-key")
+    if call.body is not None:
+        records = _records(call.body.records, call.data, key)
+    elif len(call.data) <= PIECE_BYTES:
+        records = await _records_in_parts(call, key)
+    else:
+        records = await _large_records(call, key)
     return _results(await _publish(call, records))
 
 
-def _records(call: Call) -> Sequence[RecordToPublish]:
-    """Return the records of a body. Raises `InvalidField`."""
-    records: list[NewRecord] = call.body.records
+def _records(
+    records: list[NewRecord], data: bytes, key: str | None, first: int = 0
+) -> Sequence[RecordToPublish]:
+    """Return the records of a JSON text, whose numbers begin with `first`. Raises `InvalidField`."""
     values = _values(records)
-    if values is None or len(call.data) != _compact_bytes(
-        values
-    ):  # otherwise it has no room for a second value
-        check_keys(call.data)
-    key = call.request.headers.get("idempotency-key")
+    if values is None or len(data) != _compact_bytes(values):  # otherwise it has no room for a second value
+        check_keys(data)
     if values is not None and key is None:
         return ValuesToPublish(values)
-    return [_new_record(record, number, key) for number, record in enumerate(records)]
+    return [_new_record(record, number, key) for number, record in enumerate(records, first)]
 
 
-async def _large_records(call: Call) -> Sequence[RecordToPublish]:
+async def _records_in_parts(call: Call, key: str | None) -> Sequence[RecordToPublish]:
+    """Return the records of a body that is parsed in parts, and other work runs in between; as a whole if it has an
+    unusual form or a fault, which is then described as that of a small body. Raises `InvalidField`."""
+    turns = ItemTurns(call.services.scheduler)
+    found: list[Sequence[RecordToPublish]] = []
+    count = 0
+    parts = split_list(call.data, "records")
+    try:
+        for part in parts:
+            records = validated(_BODY, part).records
+            found.append(_records(records, part, key, count))
+            count += len(records)
+            await turns.next(len(records))
+    except InvalidField:
+        if len(parts) == 1:
+            raise
+        count = PUBLISHED_RECORDS_MAX + 1
+    if count > PUBLISHED_RECORDS_MAX:
+        return _records(validated(_BODY, call.data).records, call.data, key)
+    return joined_records(found)
+
+
+async def _large_records(call: Call, key: str | None) -> Sequence[RecordToPublish]:
     """Return the records of a large body, which are parsed in pieces. Raises `InvalidField`, `TooManyRequests`."""
-    key = call.request.headers.get("idempotency-key")
     budget = call.context.budget
     found: list[Sequence[RecordToPublish]] = []
     first = 0

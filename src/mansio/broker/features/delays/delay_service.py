@@ -4,7 +4,7 @@ Invariants:
 * A change is reported only after its control batch is committed.
 * A list contains records whose acceptance is committed, in the order of due time and id.
 * A list examines at most `EXAMINED_RECORDS_MAX` records per query and `LISTED_BYTES_MAX` bytes of content, and yields
-  to the event loop every `EVENT_LOOP_SLICE_S`. The cursor in the result continues it.
+  to other work after each `TURN_S`. The cursor in the result continues it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
-from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
-from mansio.ports import result_within, yield_to_loop
+from mansio.host.item_turns import ItemTurns
+from mansio.ports import result_within
 from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
@@ -203,9 +203,9 @@ class DelayService:
 
     async def _fill(self, found: _PageBuilder, partition: Partition, manager: DelayManager) -> None:
         """Add records until the result is full or nothing is left."""
+        turns = ItemTurns(self._scheduler)
         while True:
             candidates = found.candidates(manager)
-            slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             for record in candidates:
                 if record.id < partition.high_watermark:
                     found.examine(record, manager)
@@ -213,14 +213,13 @@ class DelayService:
                     found.skip(record)
                 if found.is_full:
                     return
-                if self._clock.monotonic() >= slice_end:
-                    await yield_to_loop(self._scheduler)
+                if turns.is_over():
+                    await turns.pause()
                     manager.ensure_usable()
-                    slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             if len(candidates) < CANDIDATES_MAX:
                 found.next = None
                 return
-            await yield_to_loop(self._scheduler)
+            await turns.pause()
             manager.ensure_usable()
 
     # Changes
@@ -286,9 +285,10 @@ class DelayService:
         That others were not pending is certain only then, too: their delivery or cancellation may not be committed.
         Raises `RequestTimedOut`."""
         changed: list[int] = []
+        turns = ItemTurns(self._scheduler, items_per_look=SLICE_CHANGES)
         for begin in range(0, len(ids), SLICE_CHANGES):
             if begin:
-                await yield_to_loop(self._scheduler)
+                await turns.pause()
             known, _ = change(ids[begin : begin + SLICE_CHANGES])
             changed += known
         promise = partition.commit_promise(partition.end_offset)

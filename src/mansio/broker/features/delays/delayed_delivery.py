@@ -1,8 +1,9 @@
 """Delivery of delayed records when they are due, and firing of schedules, for all partitions that this broker leads.
 
-One timer wakes for the earliest due time of all partitions. What is due is delivered in slices of about `SLICE_MS`, one
-partition after the other, so that a million records that are due at one moment delay no other request for longer. The
-number of delayed records per slice follows the duration of their slices; slices of firings end by time.
+One timer wakes for the earliest due time of all partitions. What is due is delivered in turns of about `TURN_S`, one
+partition after the other, with pauses in between, so that a million records that are due at one moment delay other
+requests little. The number of delayed records in a batch follows the duration of the last deliveries; firings end by
+time.
 
 Invariants:
 * The timer is only a hint: whether a record is due is decided by the wall clock, so a clock that is set back delays
@@ -20,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import MansioError
+from mansio.host.item_turns import TURN_S, ItemTurns, Work
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -29,10 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SLICE_MS: Final = 1.0
-SLICE_RECORDS_MIN: Final = 16
-SLICE_RECORDS_MAX: Final = 1024
-SLICE_BYTES_MAX: Final = 256 << 10
+BATCH_RECORDS_MIN: Final = 16
+BATCH_RECORDS_MAX: Final = 1024
+BATCH_BYTES_MAX: Final = 256 << 10
 
 TIMER_MS_MAX: Final = 10_000
 DELIVERY_RETRY_MS: Final = 1_000
@@ -62,7 +63,8 @@ class DelayedDelivery:
         """Latest time that the wall clock has shown; later than now if it was set back."""
         self._is_running = False
         self._is_closed = False
-        self._slice_records = 64
+        self._turn = ItemTurns(scheduler, Work.DELAYED_DELIVERY, items_per_look=1)
+        self._batch_records = 64
         self.delivered_count = 0
         """Number of delayed records and records of schedules delivered since the broker started."""
 
@@ -158,23 +160,34 @@ class DelayedDelivery:
         self._set_timer()
         if self._due and not self._is_running:
             self._is_running = True
-            self._run_slice()
+            self._run_turn()
 
-    def _run_slice(self) -> None:
-        """Deliver some records of one partition, and continue with the next one in a later turn of the event loop."""
-        if self._due:
-            manager = self._due.popleft()
-            try:
-                self._deliver(manager)
-            except MansioError as error:
-                self._log_failure(manager, error)
-                self._retry(manager, DELIVERY_RETRY_MS)
-            except Exception as error:  # noqa: BLE001  # a defect must not stop the deliveries of other partitions
-                self._log_failure(manager, error)
-                self._retry(manager, DELIVERY_RETRY_MS)
+    def _run_turn(self) -> None:
+        """Deliver records of one partition after the other, and continue in a later turn of the event loop."""
+        turn = self._turn
+        turn.begin()
+        while self._due:
+            batch_records = self._batch_records
+            delivered_count = self._try_to_deliver(self._due.popleft())
+            if turn.is_over(max(1, delivered_count)) or delivered_count >= batch_records:
+                break
+        turn.end()
         self._is_running = bool(self._due)
         if self._is_running:
-            self._scheduler.call_soon(self._run_slice)
+            self._scheduler.call_after_pause(self._run_turn)
+
+    def _try_to_deliver(self, manager: DelayManager) -> int:
+        """Deliver some records of a partition; return how many."""
+        before = self.delivered_count
+        try:
+            self._deliver(manager)
+        except MansioError as error:
+            self._log_failure(manager, error)
+            self._retry(manager, DELIVERY_RETRY_MS)
+        except Exception as error:  # noqa: BLE001  # a defect must not stop the deliveries of other partitions
+            self._log_failure(manager, error)
+            self._retry(manager, DELIVERY_RETRY_MS)
+        return self.delivered_count - before
 
     def _deliver(self, manager: DelayManager) -> None:
         partition = manager.partition
@@ -187,12 +200,11 @@ class DelayedDelivery:
             not partition.when_committed(manager.uncommitted_end, partial(self._on_committed, manager))
         ):
             return
-        began = self._clock.monotonic()
-        count = manager.deliver_due(self._slice_records, SLICE_BYTES_MAX)
+        began = self._scheduler.slices.now()
+        count = manager.deliver_due(self._batch_records, BATCH_BYTES_MAX)
         self.delivered_count += count
-        took_ms = (self._clock.monotonic() - began) * 1000
-        if count >= self._slice_records and not manager.has_fired:
-            self._adapt_slice(took_ms)
+        if count >= self._batch_records and not manager.has_fired:
+            self._adapt_batch(self._scheduler.slices.now() - began)
         next_ms = manager.view.next_wake_ms
         if next_ms is None:
             return
@@ -201,12 +213,12 @@ class DelayedDelivery:
         else:
             self._wake_at(manager, next_ms)
 
-    def _adapt_slice(self, took_ms: float) -> None:
-        """Change the number of records per slice towards a slice of `SLICE_MS`."""
-        if took_ms > SLICE_MS:
-            self._slice_records = max(SLICE_RECORDS_MIN, self._slice_records * 3 // 4)
-        elif took_ms < SLICE_MS / 2:
-            self._slice_records = min(SLICE_RECORDS_MAX, self._slice_records * 5 // 4)
+    def _adapt_batch(self, took_s: float) -> None:
+        """Change the number of records in a batch, so that one of them makes a turn."""
+        if took_s > TURN_S:
+            self._batch_records = max(BATCH_RECORDS_MIN, self._batch_records * 3 // 4)
+        elif took_s < TURN_S / 2:
+            self._batch_records = min(BATCH_RECORDS_MAX, self._batch_records * 5 // 4)
 
     def _on_committed(self, manager: DelayManager, error: MansioError | None) -> None:
         self._retry(manager, 0 if error is None else DELIVERY_RETRY_MS)

@@ -34,6 +34,7 @@ from mansio.errors import (
     ScheduleNotFound,
     TopicAuthorizationFailed,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.record_batch import (
@@ -84,9 +85,6 @@ SCHEDULE_RETRY_MS: Final = 10_000
 
 COPIED_BYTES_MAX: Final = 512 << 10
 """Bound of one control batch with copies of schedules."""
-
-SLICE_MS: Final = 1.0
-"""Time after which a slice of firings ends: computing due times takes long for some expressions."""
 
 SLICE_STEPS_MAX: Final = 128
 """Number of schedules that one slice looks at. The others that are due are later in order."""
@@ -244,21 +242,20 @@ class ScheduleManager:
 
     def fire_due(self, until_ms: int, records_max: int, bytes_max: int) -> int:
         """Append the records of schedules that are due, up to a time that is not later than now, in the order of their
-        due times, for about `SLICE_MS`; at most `records_max` and `bytes_max`. Missed firings are caught up as each
+        due times, for about `TURN_S`; at most `records_max` and `bytes_max`. Missed firings are caught up as each
         schedule requires. Returns the number of records; schedules that are still due are left for the next call.
 
         Raises the errors of `Partition.append_unchanged`; the schedules are then due as before."""
-        clock = self._partition.clock
-        now_ms = clock.wall_ms()
-        slice_end = clock.monotonic() + SLICE_MS / 1000
+        now_ms = self._partition.clock.wall_ms()
         steps_max = min(records_max, SLICE_STEPS_MAX)
         queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms, steps_max)]
         records: list[NewRecord] = []
         firings: list[Firing] = []
         skipped: list[Schedule] = []
         size = 0
+        turn = ItemTurns(self._partition.scheduler, items_per_look=1)
         for step in range(steps_max):
-            if not queue or size >= bytes_max or (step and clock.monotonic() >= slice_end):
+            if not queue or size >= bytes_max or (step and turn.is_over()):
                 break
             due_ms, name, schedule = heapq.heappop(queue)  # a sorted list is a heap
             try:

@@ -4,7 +4,7 @@ Invariants:
 * A change is reported only after its control batch is committed. Each change can be repeated.
 * That nothing was changed is reported, too, only after the log is committed up to its end at the time of the look-up:
   what was found there may be truncated with an uncommitted part of the log.
-* A list yields to the event loop every `EVENT_LOOP_SLICE_S`.
+* A list lets other work run after each `TURN_S`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from mansio.errors import (
     ScheduleAlreadyExists,
     ScheduleNotFound,
 )
-from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
-from mansio.ports import result_within, yield_to_loop
+from mansio.host.item_turns import ItemTurns
+from mansio.ports import result_within
 from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
@@ -142,7 +142,7 @@ class ScheduleService:
         if manager is None:
             return []
         found: list[ListedSchedule] = []
-        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+        turns = ItemTurns(self._scheduler, items_per_look=1)
         for schedule in manager.schedules():
             if query.name is not None and schedule.name != query.name:
                 continue
@@ -151,9 +151,7 @@ class ScheduleService:
             try:
                 for due_ms in islice(_due_times_ms(schedule), times_max):
                     times_ms.append(due_ms)
-                    if self._clock.monotonic() >= slice_end:
-                        await yield_to_loop(self._scheduler)
-                        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+                    await turns.next()
             except MansioError as failure:
                 error = failure.message
             found.append(ListedSchedule(schedule, times_ms, error))

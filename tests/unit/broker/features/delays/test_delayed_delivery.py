@@ -5,8 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from mansio.broker.features.delays.delayed_delivery import OUTDATED_ENTRIES_MAX, TIMER_MS_MAX, DelayedDelivery
-from support.logs import ManualClock, ManualScheduler
+import pytest
+
+from mansio.broker.features.delays.delayed_delivery import (
+    BATCH_RECORDS_MAX,
+    OUTDATED_ENTRIES_MAX,
+    TIMER_MS_MAX,
+    DelayedDelivery,
+)
+from mansio.host.item_turns import ITEMS_PER_TURN, TURN_S, Work
+from support.logs import BenchScheduler, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
     from mansio.broker.features.delays.delay_manager import DelayManager
@@ -97,8 +105,9 @@ def test_a_partition_that_is_tried_again_does_not_wait_for_a_clock_that_was_set_
     assert manager.delivered == 1
 
 
-def test_slices_of_firings_leave_the_number_of_delayed_records_per_slice() -> None:
-    clock, scheduler = ManualClock(), ManualScheduler()
+def test_firings_leave_the_number_of_delayed_records_in_a_batch() -> None:
+    clock = ManualClock()
+    scheduler = ManualScheduler(clock)
     delivery = DelayedDelivery(clock, cast("Any", scheduler))
     manager = _Manager(clock)
 
@@ -111,9 +120,60 @@ def test_slices_of_firings_leave_the_number_of_delayed_records_per_slice() -> No
     manager.deliver_due = deliver_slowly
     delivery.attach(cast("DelayManager", manager))
     for has_fired in (True, False):
-        before = delivery._slice_records
+        before = delivery._batch_records
         manager.has_fired = has_fired
         manager.soon_ms = clock.wall_ms()
         delivery.on_due_changed(cast("Any", manager.partition))
         scheduler.fire()
-        assert (delivery._slice_records == before) is has_fired
+        assert (delivery._batch_records == before) is has_fired
+
+
+class _Backlog(_Manager):
+    """A partition with many records that are due; each takes `record_s` to deliver."""
+
+    def __init__(self, clock: ManualClock, count: int, record_s: float) -> None:
+        super().__init__(clock)
+        self.left = count
+        self.record_s = record_s
+        self.soon_ms = clock.wall_ms()
+
+    def deliver_due(self, records_max: int, bytes_max: int) -> int:
+        del bytes_max
+        count = min(records_max, self.left)
+        self.clock.seconds += count * self.record_s
+        self.left -= count
+        self.delivered += count
+        if not self.left:
+            self.soon_ms = None
+        return count
+
+
+@pytest.mark.parametrize("partition_count", [1, 1_000])
+@pytest.mark.parametrize("record_us", [0.0, 1.0, 10.0, 40.0])
+def test_a_million_records_that_are_due_at_once_are_delivered_in_turns_of_a_millisecond(
+    partition_count: int, record_us: float
+) -> None:
+    """Between two turns the loop is free, for as long as `call_after_pause` takes."""
+    clock = ManualClock()
+    scheduler = BenchScheduler(clock)
+    delivery = DelayedDelivery(clock, cast("Any", scheduler))
+    count = 1_000_000 // partition_count
+    managers = [_Backlog(clock, count, record_us / 1e6) for _ in range(partition_count)]
+    for manager in managers:
+        delivery.attach(cast("DelayManager", manager))
+    pauses, longest_s, most = 0, 0.0, 0
+    while delivery.delivered_count < count * partition_count:
+        before, began = delivery.delivered_count, clock.seconds
+        if pauses:
+            scheduler.run_one()
+        else:
+            scheduler.fire()
+        pauses += 1
+        assert len(scheduler.soon) <= 1
+        most = max(most, delivery.delivered_count - before)
+        if pauses > 20:  # the size of a batch is found
+            longest_s = max(longest_s, clock.seconds - began)
+    assert most <= ITEMS_PER_TURN + BATCH_RECORDS_MAX
+    assert longest_s <= 2 * TURN_S, "a turn and the last batch of it"
+    assert scheduler.slices.longest_s.get(Work.DELAYED_DELIVERY, 0.0) >= longest_s * 0.99
+    assert all(manager.delivered == count for manager in managers)
