@@ -196,7 +196,7 @@ def measure_restart(server: Server, data: Path, arguments: argparse.Namespace) -
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         configure(client, "restart", is_fair=True)
         take_tenants(client, 100)
-    server.stop()
+    server.end()
     began = time.perf_counter()
     server = start_mansio(data, None)
     started = time.perf_counter()

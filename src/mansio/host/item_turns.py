@@ -37,6 +37,8 @@ class Work(StrEnum):
     """Application of a log to the views of features, such as pending records."""
     GROUP_LOAD = "group_load"
     """Loading of groups, transactions and share groups from internal topics."""
+    KEY_SCAN = "key_scan"
+    """Reading of the keys of a log for a share group with fairness."""
     CHECKPOINT = "checkpoint"
     """Snapshot of the state of groups for a checkpoint."""
     RETENTION = "retention"

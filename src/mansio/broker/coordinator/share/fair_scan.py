@@ -1,8 +1,8 @@
 """Reading of the group keys of a topic partition for a fair group, and the isolation of keys with a backlog.
 
 It belongs to the leader of the share partition `BASE`, which stores the isolations, and works in turns of the event
-loop: a turn reads at most `SCANNED_RECORDS_MAX` records, and the next one follows while the log has more and fewer than
-`SCAN_AHEAD_RECORDS` records wait in `BASE`. So records behind a long backlog of one key are soon known, and a backlog
+loop (`item_turns`): the next one follows while the log has more and fewer than `SCAN_AHEAD_RECORDS` records wait in
+`BASE`. So records behind a long backlog of one key are soon known, and a backlog
 of many keys takes no memory.
 
 Invariants:
@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from mansio.errors import UNREADABLE_CONTENT, MansioError, Unavailable
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.state.share_partition.fairness.fair_index import FairIndex
 from mansio.state.share_partition.types import BASE, OPEN_END
 from mansio.tracebacks import copied, without_traceback
@@ -130,18 +131,16 @@ class FairScan:
     async def load(self) -> None:
         """Read the keys again that decided about numbers before. Raises the error of a batch that cannot be read."""
         index = self.index
+        turns = ItemTurns(self._scheduler, Work.KEY_SCAN, items_max=SCANNED_RECORDS_MAX, items_per_look=1)
         while index.end < index.decided_end:
-            left = SCANNED_RECORDS_MAX
-            while index.end < index.decided_end and left > 0:
-                before = index.end
-                following = min(index.next_isolated_offset(before), index.decided_end)
-                if following > before:
-                    index.append(following)  # without an isolation, they are in `BASE`
-                    continue
-                if not self._add_batch(index.decided_end):
-                    raise copied(self._error or Unavailable("interrupted"))
-                left -= index.end - before
-            await self._scheduler.sleep(0)
+            before = index.end
+            following = min(index.next_isolated_offset(before), index.decided_end)
+            if following > before:
+                index.append(following)  # without an isolation, they are in `BASE`
+                continue
+            if not self._add_batch(index.decided_end):
+                raise copied(self._error or Unavailable("interrupted"))
+            await turns.next(index.end - before)
         self._set_review_timer()
 
     def advance(self, end: int) -> None:
@@ -151,18 +150,18 @@ class FairScan:
             return
         self._note_progress()
         self._error = None
-        left = SCANNED_RECORDS_MAX
+        turn = ItemTurns(self._scheduler, Work.KEY_SCAN, items_max=SCANNED_RECORDS_MAX, items_per_look=1)
         while index.end < end and index.waiting_count < SCAN_AHEAD_RECORDS:
             if not index.is_active and not index.has_open_isolation:
                 index.append(end)
-                return
-            if left <= 0:
-                self._schedule()
-                return
+                break
             before = index.end
             if not self._add_batch(end):
-                return
-            left -= index.end - before
+                break
+            if turn.is_over(index.end - before):
+                self._schedule()
+                break
+        turn.end()
 
     def _add_batch(self, end: int) -> bool:
         """Add the keys of the next batch below the offset `end`; return false if it cannot be read, or if a change of
@@ -193,7 +192,7 @@ class FairScan:
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._scheduler.call_soon(self._continue)
+            self._scheduler.call_after_pause(self._continue)
 
     def _continue(self) -> None:
         self._is_scheduled = False
