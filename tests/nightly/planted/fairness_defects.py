@@ -8,7 +8,6 @@ INDEX = "state/share_partition/fairness/fair_index.py"
 ORDER = "state/share_partition/fairness/fair_order.py"
 SCAN = "broker/coordinator/share/fair_scan.py"
 LEADER = "broker/coordinator/share/partition_leader.py"
-MODEL = ("tests/unit/state/test_fair_index_model.py",)
 SCANNED = "tests/unit/broker/test_fair_scan.py"
 PROPERTIES = "tests/unit/state/test_fair_order_properties.py"
 COMPONENT = "tests/component/test_share_fairness.py"
@@ -51,10 +50,10 @@ FAIRNESS_DEFECTS = (
     ),
     Defect(
         "a backlog queue with dead letters is removed",
-        SCAN,
-        "or counts.dead",
-        "or False",
-        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone",),
+        "state/share_partition/machine.py",
+        "return not is_done or self.lowest_offset < start",
+        "return not is_done",
+        (f"{SCANNED}::test_records_of_a_backlog_queue_are_known_whatever_can_be_read_now",),
     ),
     Defect(
         "records of a backlog queue stop the reading of keys",
@@ -68,21 +67,28 @@ FAIRNESS_DEFECTS = (
         INDEX,
         "name: key.last + 1",
         "name: key.last",
-        MODEL,
+        (f"{SCANNED}::test_an_index_that_is_read_again_has_the_same_numbers",),
+    ),
+    Defect(
+        "a backlog queue whose records cannot be read yet is removed",
+        "state/share_partition/machine.py",
+        "is_done = self._own is not None and self._own.first_at_or_above(start) is None",
+        "is_done = self._lag() == 0",
+        (f"{SCANNED}::test_records_of_a_backlog_queue_are_known_whatever_can_be_read_now",),
     ),
     Defect(
         "an isolation ends while its records wait",
         INDEX,
         "if key.is_open and key.last < self._delivered.get(key.isolations[-1].number, 0)",
         "if key.is_open",
-        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone",),
+        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_are_done",),
     ),
     Defect(
         "an isolation begins where numbers are decided",
         INDEX,
         "and offset >= decided",
         "and True",
-        MODEL,
+        (f"{SCANNED}::test_what_was_decided_without_an_isolation_stays_so",),
     ),
     Defect(
         "a share partition has credit for its idle time",

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sim import key_order, priorities
+from sim import fairness, key_order, priorities
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.test_delivery import run
 
@@ -14,7 +14,13 @@ NIGHTLY_SEEDS = int(os.environ.get("MANSIO_NIGHTLY_DELIVERY_SEEDS", "2000"))
 TOGETHER = 100
 NIGHTLY_FIRSTS = [
     first
-    for kind in (FIRST_SEED, LONG_LEASES_FIRST_SEED, key_order.FIRST_SEED, priorities.FIRST_SEED)
+    for kind in (
+        FIRST_SEED,
+        LONG_LEASES_FIRST_SEED,
+        key_order.FIRST_SEED,
+        priorities.FIRST_SEED,
+        fairness.FIRST_SEED,
+    )
     for first in range(kind + 1000, kind + 1000 + NIGHTLY_SEEDS // 2, TOGETHER)
 ]
 
