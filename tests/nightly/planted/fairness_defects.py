@@ -10,6 +10,7 @@ SCAN = "broker/coordinator/share/fair_scan.py"
 LEADER = "broker/coordinator/share/partition_leader.py"
 SCANNED = "tests/unit/broker/test_fair_scan.py"
 PROPERTIES = "tests/unit/state/test_fair_order_properties.py"
+QUEUES = "tests/unit/broker/test_fair_share_partition.py"
 COMPONENT = "tests/component/test_share_fairness.py"
 
 FAIRNESS_DEFECTS = (
@@ -141,5 +142,26 @@ FAIRNESS_DEFECTS = (
             "tests/unit/broker/test_share_state.py"
             "::test_a_state_that_was_created_is_not_created_again_by_a_repeated_request",
         ),
+    ),
+    Defect(
+        "a backlog queue goes on with its state from before the group was set back",
+        LEADER,
+        "if found.state_epoch >= base.state_epoch:",
+        "if True:",
+        (f"{QUEUES}::test_a_state_of_a_backlog_queue_from_before_the_group_was_set_back_is_not_used",),
+    ),
+    Defect(
+        "settings that change while a state is loaded are not used",
+        LEADER,
+        "elif dependencies.settings(self.key.group, partition) != settings:",
+        "elif False:",
+        (f"{QUEUES}::test_settings_that_change_while_a_state_is_loaded_are_used",),
+    ),
+    Defect(
+        "an acknowledgement for a backlog queue that ended is a defect",
+        "broker/coordinator/share/share_partitions.py",
+        "if not parts.keys() <= self._by_number.keys():",
+        "if False:",
+        (f"{QUEUES}::test_a_late_acknowledgement_of_a_record_of_a_backlog_queue_that_ended_is_refused",),
     ),
 )
