@@ -99,6 +99,13 @@ FAIRNESS_DEFECTS = (
         (f"{PROPERTIES}::test_a_share_partition_that_was_idle_has_no_credit",),
     ),
     Defect(
+        "the share partition with the lowest number is served first",
+        ORDER,
+        "number = min(waiting, key=lambda each: (times[each], each))",
+        "number = min(waiting)",
+        (f"{QUEUES}::test_no_record_waits_for_more_than_its_share_of_the_others",),
+    ),
+    Defect(
         "a long lease counts as a whole",
         ORDER,
         "each_ms = min(max(held_ms / records, _LEASE_MS_MIN), mean * _LEASE_MEANS_MAX)",

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mansio.errors import InvalidRecordState, NotCoordinator
+from mansio.state.share_partition.fairness import fair_index
 from mansio.state.share_partition.types import (
     ACCEPT,
     BACKLOG_QUEUES,
@@ -16,6 +19,7 @@ from mansio.state.share_partition.types import (
     StateBatch,
     Update,
 )
+from support.tiers import examples
 from unit.broker.test_fair_scan import Log
 from unit.broker.test_share_exchange import BatchLog
 from unit.broker.test_share_partition_leader import SETTINGS, TOPIC, SharePartitionBench
@@ -46,12 +50,12 @@ class KeyedLog:
 
 
 class FairBench(SharePartitionBench):
-    """One topic partition with 94 records of a noisy key, and 6 of others at the end."""
+    """One topic partition with 100 records: by default 94 of a noisy key, and 6 of others at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: list[str] | None = None) -> None:
         super().__init__()
         self.settings = FAIR
-        self.partition.log = KeyedLog(["noisy"] * 94 + [f"quiet-{number}" for number in range(6)])
+        self.partition.log = KeyedLog(keys or ["noisy"] * 94 + [f"quiet-{number}" for number in range(6)])
         self.partition.report_damage = lambda *_: None
 
     def load(self) -> SharePartitions:
@@ -69,6 +73,44 @@ class FairBench(SharePartitionBench):
             if each.update is not None:
                 self.scheduler.run(each.leader.persist(each.update))
         return found
+
+
+@pytest.mark.full
+@settings(deadline=None, max_examples=examples(10, 100))
+@given(
+    st.lists(st.sampled_from(["noisy", "noisy", "loud", "third", *"abcdefgh"]), min_size=100, max_size=100),
+    st.sampled_from([1, 1, 3, 10]),
+)
+def test_no_record_waits_for_more_than_its_share_of_the_others(keys: list[str], records: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair_index, "BACKLOG_MAX", 3)
+        bench = FairBench(keys)
+        delivered = deliver_all(bench, records)
+    offsets = [offset for _, offset in delivered]
+    assert sorted(offsets) == list(range(100))
+    queues = len({number for number, _ in delivered}) - 1
+    for number in {number for number, _ in delivered}:
+        own = [at for at, each in enumerate(delivered) if each[0] == number]
+        assert [offsets[at] for at in own] == sorted(offsets[at] for at in own)
+        # The weight of `BASE` is the number of its keys, that of a backlog queue at least 1.
+        others = queues if number == BASE else queues - 1 + len(set(keys))
+        for rank, at in enumerate(own):
+            assert at <= (rank + 1) * (1 + others) + 2 * records, (number, rank, delivered)
+
+
+def deliver_all(bench: FairBench, records: int) -> list[tuple[int, int]]:
+    """Lease and accept so many records at a time; return their share partitions and offsets."""
+    found: list[tuple[int, int]] = []
+    for _ in range(300):
+        for each in bench.acquire(records):
+            ranges = [(first, last) for first, last, _ in each.acquired]
+            found += [(each.leader.key.number, offset) for one in ranges for offset in range(one[0], one[1] + 1)]
+            batches = [AcknowledgementBatch(*one, bytes((ACCEPT,))) for one in ranges]
+            for leader, update in bench.load().acknowledge("m", batches):
+                bench.scheduler.run(leader.persist(update))
+        if len(found) >= 100:
+            break
+    return found
 
 
 def test_settings_that_change_while_a_state_is_loaded_are_used() -> None:
@@ -91,17 +133,7 @@ def test_a_state_of_a_backlog_queue_from_before_the_group_was_set_back_is_not_us
     done = Update(0, True, 90, 200, 5, (StateBatch(91, 95, 2, 1),), is_snapshot=True)
     bench.scheduler.run(bench.known_state.write(queue, 2, 0, done))
     bench.scheduler.run(bench.known_state.initialize(key, 3, 0))
-    offsets: list[int] = []
-    for _ in range(100):
-        for each in bench.acquire(100):
-            ranges = [(first, last) for first, last, _ in each.acquired]
-            offsets += [offset for first, last in ranges for offset in range(first, last + 1)]
-            batches = [AcknowledgementBatch(*one, bytes((ACCEPT,))) for one in ranges]
-            for leader, update in bench.load().acknowledge("m", batches):
-                bench.scheduler.run(leader.persist(update))
-        if len(offsets) == 100:
-            break
-    assert sorted(offsets) == list(range(100))
+    assert sorted(offset for _, offset in deliver_all(bench, 100)) == list(range(100))
     state = bench.known_state.state(queue)
     assert state is not None
     assert state.state_epoch == 3
