@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from sim import key_limits, key_order, priorities
+from sim import fairness, key_limits, key_order, priorities
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
@@ -22,6 +22,13 @@ SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
 KEY_ORDER_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", examples(10, 10, 30)))
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
+
+FAIRNESS_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", examples(3, 3, 30)))
+LOST_A_RECORD = fairness.FIRST_SEED + 1013
+"""A leader that did not know the high watermark yet removed a backlog queue with a record that was not done."""
+
+DOUBLED_A_DELIVERY = fairness.FIRST_SEED + 43
+"""A request that created a state was repeated by the network, and the state was empty again."""
 
 
 def run(first: int, count: int) -> None:
@@ -79,6 +86,14 @@ def test_no_history_exceeds_a_limit_by_key(seed: int) -> None:
 @pytest.mark.timeout(600)
 def test_no_history_of_some_tens_exceeds_a_limit_by_key() -> None:
     run(key_limits.FIRST_SEED + 2, KEY_ORDER_SEEDS)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_history_with_fairness_undoes_loses_or_doubles_a_delivery() -> None:
+    run(fairness.FIRST_SEED, FAIRNESS_SEEDS)
+    for seed in (LOST_A_RECORD, DOUBLED_A_DELIVERY):
+        run(seed, 1)
 
 
 @pytest.mark.full

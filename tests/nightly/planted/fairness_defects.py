@@ -8,9 +8,9 @@ INDEX = "state/share_partition/fairness/fair_index.py"
 ORDER = "state/share_partition/fairness/fair_order.py"
 SCAN = "broker/coordinator/share/fair_scan.py"
 LEADER = "broker/coordinator/share/partition_leader.py"
-MODEL = ("tests/unit/state/test_fair_index_model.py",)
 SCANNED = "tests/unit/broker/test_fair_scan.py"
 PROPERTIES = "tests/unit/state/test_fair_order_properties.py"
+QUEUES = "tests/unit/broker/test_fair_share_partition.py"
 COMPONENT = "tests/component/test_share_fairness.py"
 
 FAIRNESS_DEFECTS = (
@@ -51,10 +51,10 @@ FAIRNESS_DEFECTS = (
     ),
     Defect(
         "a backlog queue with dead letters is removed",
-        SCAN,
-        "or counts.dead",
-        "or False",
-        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone",),
+        "state/share_partition/machine.py",
+        "return not is_done or self.lowest_offset < start",
+        "return not is_done",
+        (f"{SCANNED}::test_records_of_a_backlog_queue_are_known_whatever_can_be_read_now",),
     ),
     Defect(
         "records of a backlog queue stop the reading of keys",
@@ -68,21 +68,28 @@ FAIRNESS_DEFECTS = (
         INDEX,
         "name: key.last + 1",
         "name: key.last",
-        MODEL,
+        (f"{SCANNED}::test_an_index_that_is_read_again_has_the_same_numbers",),
+    ),
+    Defect(
+        "a backlog queue whose records cannot be read yet is removed",
+        "state/share_partition/machine.py",
+        "is_done = self._own is not None and self._own.first_at_or_above(start) is None",
+        "is_done = self._lag() == 0",
+        (f"{SCANNED}::test_records_of_a_backlog_queue_are_known_whatever_can_be_read_now",),
     ),
     Defect(
         "an isolation ends while its records wait",
         INDEX,
         "if key.is_open and key.last < self._delivered.get(key.isolations[-1].number, 0)",
         "if key.is_open",
-        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone",),
+        (f"{SCANNED}::test_a_backlog_queue_is_in_use_until_its_records_are_done",),
     ),
     Defect(
         "an isolation begins where numbers are decided",
         INDEX,
         "and offset >= decided",
         "and True",
-        MODEL,
+        (f"{SCANNED}::test_what_was_decided_without_an_isolation_stays_so",),
     ),
     Defect(
         "a share partition has credit for its idle time",
@@ -90,6 +97,13 @@ FAIRNESS_DEFECTS = (
         "return max(self._times.get(number, 0.0), self._now)",
         "return self._times.get(number, 0.0)",
         (f"{PROPERTIES}::test_a_share_partition_that_was_idle_has_no_credit",),
+    ),
+    Defect(
+        "the share partition with the lowest number is served first",
+        ORDER,
+        "number = min(waiting, key=lambda each: (times[each], each))",
+        "number = min(waiting)",
+        (f"{QUEUES}::test_no_record_waits_for_more_than_its_share_of_the_others",),
     ),
     Defect(
         "a long lease counts as a whole",
@@ -137,5 +151,26 @@ FAIRNESS_DEFECTS = (
             "tests/unit/broker/test_share_state.py"
             "::test_a_state_that_was_created_is_not_created_again_by_a_repeated_request",
         ),
+    ),
+    Defect(
+        "a backlog queue goes on with its state from before the group was set back",
+        LEADER,
+        "if found.state_epoch >= base.state_epoch:",
+        "if True:",
+        (f"{QUEUES}::test_a_state_of_a_backlog_queue_from_before_the_group_was_set_back_is_not_used",),
+    ),
+    Defect(
+        "settings that change while a state is loaded are not used",
+        LEADER,
+        "elif dependencies.settings(self.key.group, partition) != settings:",
+        "elif False:",
+        (f"{QUEUES}::test_settings_that_change_while_a_state_is_loaded_are_used",),
+    ),
+    Defect(
+        "an acknowledgement for a backlog queue that ended is a defect",
+        "broker/coordinator/share/share_partitions.py",
+        "if not parts.keys() <= self._by_number.keys():",
+        "if False:",
+        (f"{QUEUES}::test_a_late_acknowledgement_of_a_record_of_a_backlog_queue_that_ended_is_refused",),
     ),
 )

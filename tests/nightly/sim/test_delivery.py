@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sim import key_limits, key_order, priorities
+from sim import fairness, key_limits, key_order, priorities
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.test_delivery import run
 
@@ -20,6 +20,7 @@ NIGHTLY_FIRSTS = [
         key_order.FIRST_SEED,
         priorities.FIRST_SEED,
         key_limits.FIRST_SEED,
+        fairness.FIRST_SEED,
     )
     for first in range(kind + 1000, kind + 1000 + NIGHTLY_SEEDS // 2, TOGETHER)
 ]

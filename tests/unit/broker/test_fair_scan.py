@@ -10,7 +10,10 @@ import pytest
 from mansio.broker.coordinator.share import fair_scan
 from mansio.broker.coordinator.share.fair_scan import FairScan, load_index
 from mansio.broker.coordinator.share.share_partition_manager import share_settings
+from mansio.state.share_partition.fairness import fair_index
 from mansio.state.share_partition.fairness.fair_index import BACKLOG_MAX, FairIndex
+from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.offset_numbers import NumberedRange
 from mansio.state.share_partition.types import (
     BACKLOG_QUEUES,
     BASE,
@@ -18,7 +21,7 @@ from mansio.state.share_partition.types import (
     DeadRange,
     Isolation,
     LoadedState,
-    ShareCounts,
+    ShareKey,
     StateBatch,
 )
 from mansio.testing.scheduler import Simulation
@@ -33,7 +36,6 @@ QUEUE = BACKLOG_QUEUES[0]
 BATCH_RECORDS = 50
 FAIR = share_settings({"mansio.share.fair": "true"}, is_dead_letter_topic=False)
 UNFAIR = share_settings({}, is_dead_letter_topic=False)
-COUNTS = ShareCounts._make([0] * len(ShareCounts._fields))
 STORED = LoadedState(0, 0, 0, 0, 0, 0, (), (), (), None, True, 0)
 
 
@@ -59,17 +61,14 @@ class Leader:
         self.key = SimpleNamespace(number=number)
         self.end_error: Exception | None = None
         self.is_ready, self.has_writes = True, False
-        self.number_counts = COUNTS
         self.writes: list[Callable[[Any], None]] = []
         self.state_machine = SimpleNamespace(
             ranges=SimpleNamespace(end=0),
             lowest_offset=0,
+            has_records=False,
             settings=FAIR,
             set_isolations=lambda isolations: isolations,
         )
-
-    def counts(self) -> ShareCounts:
-        return self.number_counts
 
     def group_end(self) -> int:
         return len(self.partition.log.keys)
@@ -141,7 +140,7 @@ def test_nothing_behind_an_isolation_is_offered_before_it_is_stored() -> None:
     assert scene.index.end == 300
 
 
-def test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone() -> None:
+def test_a_backlog_queue_is_in_use_until_its_records_are_done() -> None:
     scene = Scene(["noisy"] * 300)
     scene.read()
     queue = scene.attach()
@@ -150,16 +149,10 @@ def test_a_backlog_queue_is_in_use_until_its_records_and_dead_letters_are_gone()
     queue.state_machine.ranges.end = 300
     scene.review()
     assert scene.index.isolated_count == 0
-    for counts in (
-        COUNTS._replace(lag=1),
-        COUNTS._replace(leased=1),
-        COUNTS._replace(dead=1),
-        COUNTS._replace(archiving=1),
-    ):
-        queue.number_counts = counts
-        scene.review()
-        assert scene.index.numbers == (BASE, QUEUE), counts
-    queue.number_counts, queue.has_writes = COUNTS, True
+    queue.state_machine.has_records = True
+    scene.review()
+    assert scene.index.numbers == (BASE, QUEUE), "a record is not done"
+    queue.state_machine.has_records, queue.has_writes = False, True
     scene.review()
     assert scene.index.numbers == (BASE, QUEUE), "its last update is not stored"
     queue.has_writes = False
@@ -210,9 +203,9 @@ def test_many_records_of_a_batch_that_ends_in_a_backlog_queue_do_not_stop_the_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fair_scan, "SCAN_AHEAD_RECORDS", 20)
-    noisy = ["noisy"] * (BACKLOG_MAX + 2 * BATCH_RECORDS)
-    quiet = [f"quiet-{number}" for number in range(BATCH_RECORDS - 10)]
-    scene = Scene(noisy[: 3 * BATCH_RECORDS] + quiet + ["noisy"] * 60)
+    monkeypatch.setattr(fair_index, "BACKLOG_MAX", 5)
+    quiet = [f"quiet-{number}" for number in range(BATCH_RECORDS - 20)]
+    scene = Scene(["noisy"] * 10 + quiet + ["noisy"] * (10 + BATCH_RECORDS))
     end = len(scene.log.keys)
     for _ in range(10):
         scene.scan.advance(end)
@@ -246,9 +239,58 @@ def test_an_index_that_is_read_again_has_the_same_numbers() -> None:
     chance = Simulation(7).random
     scene = Scene([chance.choice(["noisy", "loud", f"quiet-{chance.randrange(50)}"]) for _ in range(1_000)])
     scene.read()
-    state = STORED._replace(isolations=scene.index.isolations, changes=(StateBatch(0, 799, 2, 1),))
-    index = load_index(state, [], FAIR, log_start=0, log_end=1_000)
-    again = FairScan(cast("FairLeader", scene.base), index, scene.simulation.scheduler(), lambda: None)
-    scene.simulation.run(again.load())
-    assert index.end == 800
-    assert index.split(0, 799) == scene.index.split(0, 799)
+    for number in scene.index.numbers[1:]:
+        scene.attach(number).state_machine.ranges.end = 1_000
+    for is_closed in (False, True):
+        if is_closed:
+            scene.review()
+            assert not scene.index.has_open_isolation
+        index = read_again(scene.log, scene.index.isolations, 1_000)
+        assert index.split(0, 999) == scene.index.split(0, 999)
+
+
+def test_what_was_decided_without_an_isolation_stays_so() -> None:
+    """For example while there were too many isolations."""
+    log = Log(["loud", "noisy"] * 300)
+    index = read_again(log, (Isolation(QUEUE, 0, OPEN_END, "", b"loud"),), 500)
+    assert [each.number for each in index.split(0, 499)] == [QUEUE, BASE] * 250
+
+
+def read_again(log: Log, isolations: tuple[Isolation, ...], decided_end: int) -> FairIndex:
+    """The index of a leader that finds these isolations, and leases up to some offset."""
+    state = STORED._replace(isolations=isolations, changes=(StateBatch(0, decided_end - 1, 2, 1),))
+    index = load_index(state, [], FAIR, log_start=0, log_end=len(log.keys))
+    simulation = Simulation(1)
+    scan = FairScan(cast("FairLeader", Leader(log)), index, simulation.scheduler(), lambda: None)
+    simulation.run(scan.load())
+    assert index.end == decided_end
+    return index
+
+
+def test_records_of_a_backlog_queue_are_known_whatever_can_be_read_now() -> None:
+    index = FairIndex(0, (), 0, "")
+    index.append(100, [NumberedRange(10, 19, QUEUE)])
+    all_done = STORED._replace(start_offset=20)
+    states = {
+        "some are open": (STORED._replace(start_offset=15), True),
+        "all are done": (all_done, False),
+        "one is leased": (
+            STORED._replace(start_offset=19, changes=(StateBatch(19, 19, 1, 1, holder="m"),)),
+            True,
+        ),
+        "one is dead": (all_done._replace(dead_ranges=(DeadRange(12, 12, 1, 0),)), True),
+    }
+    for name, (state, expected) in states.items():
+        machine = SharePartition(
+            ShareKey("g", bytes(16), 0, QUEUE),
+            FAIR,
+            state,
+            leader_epoch=0,
+            log_start=0,
+            log_end=100,
+            high_watermark=0,  # as long as a new leader does not know it
+            now_ms=0,
+            wall_ms=0,
+            own=index.offsets_of(QUEUE),
+        )
+        assert machine.has_records is expected, name

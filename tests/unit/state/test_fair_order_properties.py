@@ -134,6 +134,8 @@ def test_a_new_record_waits_for_one_turn_of_each_other_also_after_a_long_lease(
     weights = {**weights, BASE: 1}
     others = {number: BACKLOG for number in weights if number != BASE}
     order = order_of(weights)
+    for number in weights:
+        order.record_end(number, 10, 10)  # then the means are known
     deliver(order, 8, {**others, BASE: 8})
     order.record_end(BASE, 1, held_ms)
     before = 0

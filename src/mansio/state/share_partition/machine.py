@@ -834,6 +834,14 @@ class SharePartition:
         return self._update(self._in_flight.begin_update(), [], durable=True, isolations=isolations)
 
     @property
+    def has_records(self) -> bool:
+        """Whether an offset is not done, or dead-lettered, among those that the share partition is known to have. It
+        does not depend on how far the log can be read now."""
+        start = self._in_flight.ranges.start
+        is_done = self._own is not None and self._own.first_at_or_above(start) is None
+        return not is_done or self.lowest_offset < start
+
+    @property
     def lowest_offset(self) -> int:
         """The lowest offset that is not done, or dead-lettered and in the log."""
         dead = self._dead.ranges()

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import (
         Isolation,
         LoadedState,
-        ShareCounts,
         ShareKey,
         ShareSettings,
         Update,
@@ -64,7 +63,6 @@ class FairLeader(Protocol):
     def has_writes(self) -> bool: ...
     @property
     def state_machine(self) -> SharePartition: ...
-    def counts(self) -> ShareCounts: ...
     def group_end(self) -> int: ...
     def call_machine(self, method: Callable[..., T], *args: Any) -> T: ...
     def store(self, updates: Sequence[Update], on_stored: Callable[[MansioError | None], None]) -> None: ...
@@ -275,13 +273,9 @@ class FairScan:
         self._set_review_timer()
 
     def _is_unused(self, queue: FairLeader) -> bool:
-        counts = queue.counts()
         return not (
             self.index.has_open_isolation_of(queue.key.number)
-            or counts.lag
-            or counts.leased
-            or counts.dead
-            or counts.archiving
+            or queue.state_machine.has_records
             or queue.has_writes
         )
 
