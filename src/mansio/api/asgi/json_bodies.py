@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 256 << 10
 """A body up to this size is parsed at once: this takes 15 ms at most."""
 
-PART_BYTES: Final = 24 << 10
+PART_BYTES: Final = 12 << 10
 """Approximate size of the parts of `split_list`."""
 
 VALUES_MAX: Final = 50_000
