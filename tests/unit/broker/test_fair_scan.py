@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mansio.broker.coordinator.share import fair_scan
-from mansio.broker.coordinator.share.fair_scan import FairScan, load_index
+from mansio.broker.coordinator.share.fair_scan import FairScan, load_index, undone_ranges_of
 from mansio.broker.coordinator.share.share_partition_manager import share_settings
 from mansio.state.share_partition.fairness import fair_index
 from mansio.state.share_partition.fairness.fair_index import BACKLOG_MAX, FairIndex
@@ -53,6 +53,33 @@ class Log:
             first += BATCH_RECORDS
 
 
+class Machine:
+    """Stands for the state machine of a share partition, which has delivered all below its end."""
+
+    def __init__(self) -> None:
+        self.ranges = SimpleNamespace(end=0)
+        self.has_records = False
+        self.settings = FAIR
+        self.undone: list[tuple[int, int]] = []
+
+    @property
+    def passed_end(self) -> int:
+        return self.ranges.end
+
+    @property
+    def undelivered_from(self) -> int:
+        return self.ranges.end
+
+    def undone_ranges(self) -> list[tuple[int, int]]:
+        return self.undone
+
+    def pass_others(self) -> None:
+        """Nothing: the test sets the ends."""
+
+    def set_isolations(self, isolations: object) -> object:
+        return isolations
+
+
 class Leader:
     """Stands for the leader of a share partition; its writes are stored when the test says so."""
 
@@ -62,13 +89,7 @@ class Leader:
         self.end_error: Exception | None = None
         self.is_ready, self.has_writes = True, False
         self.writes: list[Callable[[Any], None]] = []
-        self.state_machine = SimpleNamespace(
-            ranges=SimpleNamespace(end=0),
-            lowest_offset=0,
-            has_records=False,
-            settings=FAIR,
-            set_isolations=lambda isolations: isolations,
-        )
+        self.state_machine = Machine()
 
     def group_end(self) -> int:
         return len(self.partition.log.keys)
@@ -78,6 +99,9 @@ class Leader:
 
     def store(self, updates: Sequence[Any], on_stored: Callable[[Any], None]) -> None:
         self.writes.append(on_stored)
+
+    def persist_in_background(self, update: object) -> None:
+        pass
 
     def store_all(self) -> None:
         writes, self.writes = self.writes, []
@@ -157,32 +181,35 @@ def test_a_backlog_queue_is_in_use_until_its_records_are_done() -> None:
     assert scene.index.numbers == (BASE, QUEUE), "its last update is not stored"
     queue.has_writes = False
     scene.review()
-    assert scene.index.numbers == (BASE,)
+    assert list(scene.index.numbers) == [BASE]
 
 
-def test_numbers_are_kept_down_to_the_lowest_record_that_is_not_done() -> None:
+def test_numbers_are_kept_down_to_the_lowest_record_that_is_not_delivered() -> None:
     scene = Scene(["noisy"] * 300)
     scene.read()
     queue = scene.attach()
-    scene.base.state_machine.lowest_offset, queue.state_machine.lowest_offset = 64, 200
+    scene.base.state_machine.ranges.end, queue.state_machine.ranges.end = 64, 200
     scene.review()
     assert scene.index.start == 64
-    scene.base.state_machine.lowest_offset = 300
+    scene.base.state_machine.ranges.end = 300
+    queue.state_machine.undone = [(70, 72), (199, 199)]
     scene.review()
     assert scene.index.start == 200
-    assert [*scene.index.ranges(QUEUE, 0, 299)] == [(200, 299)]
+    assert [*scene.index.ranges(QUEUE, 0, 299)] == [(70, 72), (199, 199), (200, 299)], "or not done"
+    assert [tuple(each) for each in scene.index.split(71, 73)] == [(71, 72, QUEUE), (73, 73, BASE)]
+    assert [scene.index.count(number, 0, 299) for number in (BASE, QUEUE)] == [200, 104]
 
 
 def test_a_group_with_fairness_needs_no_numbers_after_its_backlogs() -> None:
     scene = Scene(["noisy"] * 300)
     scene.read()
     queue = scene.attach()
-    queue.state_machine.ranges.end = queue.state_machine.lowest_offset = 300
+    queue.state_machine.ranges.end = 300
     scene.review()
     scene.review()
     assert scene.index.numbers == (BASE,)
-    assert not scene.index.offsets_of(BASE).has_all, "a record before the backlog is leased"
-    scene.base.state_machine.lowest_offset = 300
+    assert not scene.index.offsets_of(BASE).has_all, "`BASE` has not passed the backlog"
+    scene.base.state_machine.ranges.end = 300
     scene.review()
     assert scene.index.offsets_of(BASE).has_all
 
@@ -222,17 +249,17 @@ def test_all_states_decide_which_numbers_follow_from_the_isolations() -> None:
         start_offset=64, changes=(StateBatch(64, 80, 1, 1, holder="m"),), isolations=isolations
     )
     queue = STORED._replace(start_offset=70, changes=(StateBatch(70, 199, 2, 1), StateBatch(200, 250, 1, 1)))
-    index = load_index(base, [queue], FAIR, log_start=0, log_end=400)
+    index = load_index(base, {QUEUE: queue}, FAIR, log_start=0, log_end=400)
     assert (index.start, index.decided_end) == (64, 251)
     lost = queue._replace(is_complete=False, lease_bound=350)
-    assert load_index(base, [lost], FAIR, log_start=0, log_end=400).decided_end == 350
-    assert load_index(base, [lost], FAIR, log_start=0, log_end=300).decided_end == 300
+    assert load_index(base, {QUEUE: lost}, FAIR, log_start=0, log_end=400).decided_end == 350
+    assert load_index(base, {QUEUE: lost}, FAIR, log_start=0, log_end=300).decided_end == 300
     dead = queue._replace(dead_ranges=(DeadRange(10, 10, 1, 0),))
-    assert load_index(base, [dead], FAIR, log_start=0, log_end=400).start == 10
+    assert undone_ranges_of(dead) == [(10, 10), (200, 250)]
     done = base._replace(start_offset=300, changes=())
-    assert load_index(done, [], FAIR, log_start=0, log_end=400).start == 64, "a queue that was never stored"
+    assert load_index(done, {}, FAIR, log_start=0, log_end=400).start == 64, "a queue that was never stored"
     closed = base._replace(isolations=(isolations[0]._replace(end=390),))
-    assert load_index(closed, [queue], FAIR, log_start=0, log_end=400).decided_end == 390
+    assert load_index(closed, {QUEUE: queue}, FAIR, log_start=0, log_end=400).decided_end == 390
 
 
 def test_an_index_that_is_read_again_has_the_same_numbers() -> None:
@@ -259,7 +286,7 @@ def test_what_was_decided_without_an_isolation_stays_so() -> None:
 def read_again(log: Log, isolations: tuple[Isolation, ...], decided_end: int) -> FairIndex:
     """The index of a leader that finds these isolations, and leases up to some offset."""
     state = STORED._replace(isolations=isolations, changes=(StateBatch(0, decided_end - 1, 2, 1),))
-    index = load_index(state, [], FAIR, log_start=0, log_end=len(log.keys))
+    index = load_index(state, {}, FAIR, log_start=0, log_end=len(log.keys))
     simulation = Simulation(1)
     scan = FairScan(cast("FairLeader", Leader(log)), index, simulation.scheduler(), lambda: None)
     simulation.run(scan.load())

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mansio.state.share_partition.dead_letters import merge_intervals
 from mansio.state.share_partition.fairness import fair_index
 from mansio.state.share_partition.fairness.fair_index import BACKLOG_MAX, FairIndex, key_id
 from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, OPEN_END, Isolation
@@ -19,7 +20,7 @@ BATCH = st.lists(
 STEP = st.one_of(
     st.tuples(st.just("add"), BATCH),
     st.tuples(st.just("deliver"), st.floats(0, 1)),
-    st.tuples(st.just("finish"), st.floats(0, 1)),
+    st.tuples(st.just("forget"), st.floats(0, 1)),
     st.tuples(st.just("review"), st.none()),
     st.tuples(st.just("restart"), st.none()),
     st.tuples(st.just("off"), st.none()),
@@ -35,8 +36,9 @@ class World:
         self.stored: tuple[Isolation, ...] = ()
         self.numbers: dict[int, int] = {}
         """Of each offset that was leased or passed, according to the first decision."""
+        self.held: dict[int, set[int]] = {}
+        """By backlog queue, delivered offsets that are not done."""
         self.delivered: dict[int, int] = {BASE: 0}
-        self.start = 0
         self.is_fair = self.was_always_fair = True
         self.index = FairIndex(0, (), 0, "")
 
@@ -53,10 +55,7 @@ class World:
                 )
             )
             assert index.end > before or index.isolations == self.stored
-        for part in index.split(0, index.end - 1):
-            for offset in range(part.first, part.last + 1):
-                if offset < max(self.delivered.values()):
-                    self.numbers.setdefault(offset, part.number)
+        self.check()
 
     def store(self, change: tuple[Isolation, ...] | None) -> None:
         if change is None:
@@ -81,15 +80,47 @@ class World:
         for number in self.index.numbers:
             end = self.delivered.get(number, 0)
             self.delivered[number] = end + round((self.index.end - end) * part)
-        for each in self.index.split(self.start, max(self.delivered.values()) - 1):
-            for offset in range(each.first, each.last + 1):
-                assert self.numbers.setdefault(offset, each.number) == each.number
+        self.check()
+
+    def forget(self, part: float) -> None:
+        """Some of what was delivered is held, and the rest done; then the index forgets what it can."""
+        for number in self.index.numbers[1:]:
+            own = [
+                o
+                for o, known in self.numbers.items()
+                if known == number and o < self.delivered.get(number, 0)
+            ]
+            self.held[number] = set(own[: round(len(own) * part)][-3:])
+        for number in self.index.numbers:
+            self.index.note_undelivered(number, self.delivered.get(number, 0))
+        self.index.forget(self.pinned())
+
+    def pinned(self) -> dict[int, list[tuple[int, int]]]:
+        return {number: merge_intervals((o, o) for o in held) for number, held in self.held.items()}
 
     def restart(self) -> None:
+        """As `load_index` does."""
         ends = [*self.delivered.values(), *[each.end for each in self.stored if each.end != OPEN_END]]
-        self.index = FairIndex(self.start, self.stored, max(ends), "")
+        start = min([max(ends), *[each.first for each in self.stored if each.first < each.end]])
+        self.index = FairIndex(start, self.stored, max(ends), "")
+        for number, ranges in self.pinned().items():
+            self.index.pin(number, ranges)
         if not self.is_fair:
             self.switch(is_fair=False)
+
+    def check(self) -> None:
+        """Offsets that are not done have the numbers that were used; those that are, too, or that of `BASE`."""
+        used = max(self.delivered.values())
+        for part in self.index.split(0, self.index.end - 1):
+            for offset in range(part.first, part.last + 1):
+                if offset < used:
+                    number = self.numbers.setdefault(offset, part.number)
+                    is_done = offset < self.delivered.get(number, 0) and offset not in self.held.get(
+                        number, ()
+                    )
+                    assert part.number == number or (is_done and part.number == BASE)
+                    if is_done and part.number != number:
+                        assert offset < self.delivered[BASE], "delivered again by BASE"
 
     def switch(self, *, is_fair: bool) -> None:
         self.is_fair = is_fair
@@ -111,10 +142,8 @@ def test_numbers_of_leased_offsets_never_change(steps: list[tuple[str, object]])
             world.read()
         elif kind == "deliver":
             world.deliver(value)  # type: ignore[arg-type]
-        elif kind == "finish":  # what all share partitions have passed
-            passed = min(world.delivered.get(number, 0) for number in world.index.numbers)
-            world.start += round((passed - world.start) * value) if passed > world.start else 0  # type: ignore[operator]
-            world.index.drop_below(world.start)
+        elif kind == "forget":
+            world.forget(value)  # type: ignore[arg-type]
         elif kind == "review":
             for number, end in world.delivered.items():
                 world.index.note_progress(number, end)
@@ -126,12 +155,9 @@ def test_numbers_of_leased_offsets_never_change(steps: list[tuple[str, object]])
         world.read()
         found = {
             offset: each.number
-            for each in world.index.split(world.start, world.index.end - 1)
+            for each in world.index.split(0, world.index.end - 1)
             for offset in range(each.first, each.last + 1)
         }
-        for offset, number in found.items():
-            if offset < max(world.delivered.values()):
-                assert world.numbers.setdefault(offset, number) == number
         if world.was_always_fair:
             waiting = Counter(
                 world.log[offset]

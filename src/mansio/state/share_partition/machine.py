@@ -486,6 +486,19 @@ class SharePartition:
         others = (part for each in free for part in difference([each], [*own.within(*each)]))
         return self._pass([*others], token, member)
 
+    def pass_others(self) -> Update | None:
+        """Pass the offsets of other share partitions that follow those that were leased, up to the next own one. Returns
+        the update, or None if there are none."""
+        own, end = self._own, self._in_flight.ranges.end
+        if own is None:
+            return None
+        following = own.first_at_or_above(end)
+        before = own.end if following is None else following
+        if before <= end:
+            return None
+        token = self._in_flight.begin_update()
+        return self._update(token, self._pass([(end, before - 1)], token, ""), durable=False)
+
     def _pass(self, free: Iterable[tuple[int, int]], token: int, member: str) -> list[InFlightBatch]:
         """Pass free offsets, as if `member` had acknowledged them at their first delivery."""
         passed = []
@@ -839,13 +852,30 @@ class SharePartition:
         does not depend on how far the log can be read now."""
         start = self._in_flight.ranges.start
         is_done = self._own is not None and self._own.first_at_or_above(start) is None
-        return not is_done or self.lowest_offset < start
+        return not is_done or self._dead.offset_count > 0
 
     @property
-    def lowest_offset(self) -> int:
-        """The lowest offset that is not done, or dead-lettered and in the log."""
-        dead = self._dead.ranges()
-        return min(self._in_flight.ranges.start, dead[0].first if dead else self._in_flight.ranges.start)
+    def passed_end(self) -> int:
+        """Offset below which each offset of other share partitions was passed, according to stored updates."""
+        ranges = self._in_flight.ranges
+        return next((each.first for each in ranges if each.pending_token != NOT_PENDING), ranges.end)
+
+    @property
+    def undelivered_from(self) -> int:
+        """Offset below which each record was delivered, or is done, according to stored updates."""
+        ranges = self._in_flight.ranges
+        undelivered = (each.first for each in ranges if each.state == AVAILABLE and not each.deliveries)
+        return min(next(undelivered, ranges.end), self.passed_end)
+
+    def undone_ranges(self) -> list[tuple[int, int]]:
+        """Return the ascending ranges of the offsets that were delivered and are not done, or are dead-lettered."""
+        undone = [
+            (each.first, each.last)
+            for each in self._in_flight.ranges
+            if (each.state not in TERMINAL or each.pending_token != NOT_PENDING)
+            and (each.deliveries or each.state != AVAILABLE)
+        ]
+        return merge_intervals([*undone, *[(each.first, each.last) for each in self._dead.ranges()]])
 
     def _update(
         self,

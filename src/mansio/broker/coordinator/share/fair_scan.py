@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from mansio.errors import UNREADABLE_CONTENT, MansioError, Unavailable
 from mansio.host.item_turns import ItemTurns, Work
+from mansio.state.share_partition.dead_letters import merge_intervals
 from mansio.state.share_partition.fairness.fair_index import FairIndex
+from mansio.state.share_partition.in_flight import TERMINAL
 from mansio.state.share_partition.types import BASE, OPEN_END
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_group_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Scheduler, Timer
@@ -65,6 +67,7 @@ class FairLeader(Protocol):
     def state_machine(self) -> SharePartition: ...
     def group_end(self) -> int: ...
     def call_machine(self, method: Callable[..., T], *args: Any) -> T: ...
+    def persist_in_background(self, update: Update | None) -> None: ...
     def store(self, updates: Sequence[Update], on_stored: Callable[[MansioError | None], None]) -> None: ...
     def wake(self) -> None: ...
     def end(self, error: MansioError) -> None: ...
@@ -262,7 +265,15 @@ class FairScan:
         self._note_progress()
         queues = [queue for number, queue in self._queues.items() if number in index.numbers]
         if len(queues) == len(index.numbers) - 1 and all(queue.is_ready for queue in queues):
-            index.drop_below(min(each.state_machine.lowest_offset for each in (leader, *queues)))
+            for each in (leader, *queues):  # otherwise the start of one that has no more records would stay
+                try:
+                    each.persist_in_background(each.call_machine(each.state_machine.pass_others))
+                except MansioError:
+                    return  # it has ended
+            index.note_undelivered(BASE, leader.state_machine.passed_end)
+            for queue in queues:
+                index.note_undelivered(queue.key.number, queue.state_machine.undelivered_from)
+            index.forget({queue.key.number: queue.state_machine.undone_ranges() for queue in queues})
             unused = [queue for queue in queues if self._is_unused(queue)]
             for queue in unused:
                 index.retire(queue.key.number)
@@ -288,7 +299,7 @@ def decided_end_of(state: LoadedState, log_end: int) -> int:
 
 def load_index(
     state: LoadedState,
-    queues: Sequence[LoadedState],
+    queues: Mapping[int, LoadedState],
     settings: ShareSettings,
     *,
     log_start: int,
@@ -296,13 +307,17 @@ def load_index(
 ) -> FairIndex:
     """Return the index of a fair group with the stored isolations, before the log is read. `queues`: the stored states
     of the backlog queues."""
-    states = (state, *queues)
-    lowest = min(min([each.start_offset, *[dead.first for dead in each.dead_ranges[:1]]]) for each in states)
-    if len(queues) < len({each.number for each in state.isolations}):
-        # A backlog queue without a state begins with its first isolation.
-        lowest = min(lowest, *[each.first for each in state.isolations])
-    ends = [decided_end_of(each, log_end) for each in states]
+    ends = [decided_end_of(each, log_end) for each in (state, *queues.values())]
     ends += [each.end for each in state.isolations if each.end != OPEN_END]
-    start, decided_end = max(lowest, log_start), min(max(ends), log_end)
+    decided_end = max(min(max(ends), log_end), log_start)
+    firsts = [each.first for each in state.isolations if each.first < each.end]
+    start = max(min([decided_end, *firsts]), log_start)
     header = next((each.header for each in state.isolations[::-1]), settings.key_header)
-    return FairIndex(start, state.isolations, max(decided_end, start), header)
+    return FairIndex(start, state.isolations, decided_end, header)
+
+
+def undone_ranges_of(state: LoadedState) -> list[tuple[int, int]]:
+    """Return the ascending ranges of the offsets of a backlog queue that were delivered and are not done, or are
+    dead-lettered, according to its stored state."""
+    undone = [(each.first, each.last) for each in state.changes if each.state not in TERMINAL]
+    return merge_intervals([*undone, *[(each.first, each.last) for each in state.dead_ranges]])

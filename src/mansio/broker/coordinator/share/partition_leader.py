@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from mansio.broker.coordinator.share.fair_scan import FairScan, load_index
+from mansio.broker.coordinator.share.fair_scan import FairScan, load_index, undone_ranges_of
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.errors import (
     UNREADABLE_CONTENT,
@@ -473,15 +473,17 @@ class SharePartitionLeader:
         if self.topic_index is not None or not (settings.is_fair or state.isolations):
             return None
         persister = self._dependencies.persister
-        queues = []
+        queues = {}
         for number in {each.number for each in state.isolations}:
             queue = await persister.read(self.key._replace(number=number), self.leader_epoch)
             if queue is not None and queue.state_epoch >= state.state_epoch:
-                queues.append(queue)
+                queues[number] = queue
         index = load_index(
             state, queues, settings, log_start=partition.start_offset, log_end=partition.end_offset
         )
         scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
+        for number, queue in queues.items():
+            index.pin(number, undone_ranges_of(queue))
         await scan.load()
         self.fair_scan, self.index = scan, index
         return index
@@ -492,12 +494,11 @@ class SharePartitionLeader:
     def _begin_fairness(self, machine: SharePartition) -> None:
         """Let records of keys with a backlog go to backlog queues from now on. All that were leased stay in `BASE`."""
         index = FairIndex(
-            max(machine.lowest_offset, self.partition.start_offset),
+            machine.ranges.end,
             (),
             machine.ranges.end,
             machine.settings.key_header,
         )
-        index.append(machine.ranges.end)
         machine.divide(index.offsets_of(BASE), self.now_ms())
         self.fair_scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         self.index = index

@@ -108,6 +108,7 @@ class SharePartitions:
         return any(
             (
                 order is None
+                or not leader.state_machine.is_offering
                 or order.free_locks(number, leased, leader.state_machine.settings.record_locks_max) > 0
             )
             and leader.count_available(member, 1)
@@ -174,9 +175,11 @@ class SharePartitions:
         available = dict.fromkeys(leaders, 0)
         for number, leader in leaders.items():
             locks = order.free_locks(number, leased, leader.state_machine.settings.record_locks_max)
-            if locks > 0:
+            if locks > 0 or not leader.state_machine.is_offering:
+                # The keys of each are read even if it gets nothing: limits by key need the leases of all of them.
                 try:
-                    available[number] = leader.count_available(member, min(max_records, locks))
+                    count = leader.count_available(member, max(min(max_records, locks), 1))
+                    available[number] = count if locks > 0 else 0
                 except MansioError as error:
                     failure = without_traceback(error)
         found: list[AcquiredRecords] = []

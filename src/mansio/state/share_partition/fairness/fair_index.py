@@ -13,6 +13,7 @@ The leader reads the keys of the log in the order of the offsets (`add`). The nu
 isolations are, in the state of `BASE`, and the numbers follow from them and the log.
 
 Invariants:
+* Below `start` each record of a backlog queue was delivered: its state says which offsets are its own.
 * No record is leased whose number is not decided (`end`), and no number changes once it is.
 * A change of the isolations is stored before it takes effect: `add` stops at its offset and returns it, and `apply`
   continues. So a leader that loads the state finds the same numbers below `decided_end`.
@@ -27,12 +28,13 @@ import hashlib
 from collections import Counter, deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from mansio.state.share_partition.dead_letters import intersection
 from mansio.state.share_partition.fairness.fair_order import FairOrder
 from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange, OffsetNumbers
 from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, OPEN_END, Isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     Isolations = tuple[Isolation, ...]
     Keys = Sequence[tuple[int, bytes | None]]
@@ -87,7 +89,9 @@ class FairIndex(OffsetNumbers):
         "_isolated",
         "_keys_of_queues",
         "_order",
+        "_pinned",
         "_queues",
+        "_undelivered",
         "decided_end",
         "header",
         "is_active",
@@ -98,9 +102,9 @@ class FairIndex(OffsetNumbers):
     names: ClassVar[Mapping[int, str]] = {}
 
     def __init__(self, start: int, isolations: Isolations, decided_end: int, header: str) -> None:
-        """`start`: the first offset that a share partition has not done. `isolations`: the stored ones. `decided_end`:
-        offset below which records may have been leased or passed: their numbers follow from the isolations. `header`:
-        the header that has the group key; empty if it is the record's key."""
+        """`start`: offset below which the backlog queues have delivered their records (`forget`). `isolations`: the
+        stored ones. `decided_end`: offset below which records may have been leased or passed: their numbers follow from
+        the isolations. `header`: the header that has the group key; empty if it is the record's key."""
         super().__init__(start)
         self.decided_end = decided_end
         self.header = header
@@ -114,6 +118,10 @@ class FairIndex(OffsetNumbers):
         """The same for each part of the log that was added at once: its end, number of records, and those by key."""
         self._delivered: dict[int, int] = {}
         """By backlog queue, the offset below which its records were delivered."""
+        self._undelivered: dict[int, int] = {}
+        """By share partition, the first offset that it may not have delivered yet."""
+        self._pinned: dict[int, Sequence[tuple[int, int]]] = {}
+        """By backlog queue, its offsets below `start` that are not done: ascending ranges."""
         self._queues: set[int] = set()
         self._keys_of_queues: Counter[int] = Counter()
         """By backlog queue, the number of keys that are isolated in it now."""
@@ -143,6 +151,40 @@ class FairIndex(OffsetNumbers):
     def has_open_isolation(self) -> bool:
         """Whether a key is isolated now."""
         return bool(self._keys_of_queues)
+
+    def ranges(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """As in `OffsetNumbers`. Below `start`, all offsets are in `BASE`, which has passed those of others."""
+        if first < self.start:
+            low = (first, min(last, self.start - 1))
+            yield from [low] if number == BASE else intersection(self._pinned.get(number, ()), [low])
+        yield from super().ranges(number, first, last)
+
+    def count(self, number: int, first: int, last: int) -> int:
+        """As in `OffsetNumbers`, and as `ranges` below `start`."""
+        found = super().count(number, first, last)
+        if first < self.start:
+            low = (first, min(last, self.start - 1))
+            parts = [low] if number == BASE else intersection(self._pinned.get(number, ()), [low])
+            found += sum(high - begin + 1 for begin, high in parts)
+        return found
+
+    def split(self, first: int, last: int) -> list[NumberedRange]:
+        """As in `OffsetNumbers`. Below `start`, offsets that are not done have the numbers of their backlog queues."""
+        if first >= self.start or not self._pinned:
+            return super().split(first, last)
+        low = (first, min(last, self.start - 1))
+        pinned = sorted(
+            NumberedRange(*part, number)
+            for number, ranges in self._pinned.items()
+            for part in intersection(ranges, [low])
+        )
+        found: list[NumberedRange] = []
+        for part in pinned:
+            if part.first > first:
+                found += super().split(first, part.first - 1)
+            found.append(part)
+            first = part.last + 1
+        return found + (super().split(first, last) if first <= last else [])
 
     def offsets_of(self, number: int) -> NumberedOffsets:
         """Return the offsets of one share partition."""
@@ -193,6 +235,33 @@ class FairIndex(OffsetNumbers):
                     del counts[key]
                 else:
                     counts[key] -= count
+
+    def note_undelivered(self, number: int, offset: int) -> None:
+        """Note the first offset that a backlog queue may not have delivered yet; or that `BASE` has not passed, if it is
+        one of others. According to updates that are stored."""
+        self._undelivered[number] = offset
+
+    def forget(self, pinned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+        """Forget the numbers of offsets that all share partitions in use have delivered. `pinned`: by backlog queue, the
+        ascending ranges of those that are not done, or dead-lettered; all others are done, also in `BASE`, which has
+        passed them."""
+        end = min(self._undelivered.get(number, 0) for number in self.numbers)
+        self.drop_below(end)
+        low = [(0, self.start - 1)]
+        found = {number: intersection(ranges, low) for number, ranges in pinned.items()} if self.start else {}
+        self._pinned = {number: ranges for number, ranges in found.items() if ranges}
+
+    def pin(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Set which offsets below `start` a backlog queue has, before the log is read; and those from there on that it
+        has delivered, whatever their isolation was."""
+        low = intersection(ranges, [(0, self.start - 1)]) if self.start else []
+        if low:
+            self._pinned[number] = low
+        if ranges:
+            self._queues.add(number)
+        for first, last in ranges:
+            if last >= self.start:
+                self._set(max(first, self.start), last, number)
 
     def retire(self, number: int) -> None:
         """Remove a backlog queue whose records are all done, and that has no open isolation. It is added again with its
@@ -299,16 +368,21 @@ class FairIndex(OffsetNumbers):
         )
 
     def _kept_isolations(self) -> Isolations:
-        """Return the isolations without those whose records are all done, but for the last one of each backlog queue,
-        which shows that the backlog queue may have a state. Those that are kept begin where a record is not done, but
-        not behind the last one of the key."""
+        """Return the isolations without those whose records are all delivered, but for the last one of each backlog queue,
+        which shows that the backlog queue may have a state. Those that are kept begin where a record is not delivered,
+        but not behind the last one of the key."""
         newest = {each.number: each for each in self.isolations}
+        base_end, ends = self._undelivered.get(BASE, 0), self._undelivered
+        delivered = {number: min(ends.get(number, 0), base_end) for number in newest}
         return tuple(
             each._replace(
-                first=max(each.first, min(self.start, each.end, self._isolated[each.header, each.key].last))
+                first=max(
+                    each.first,
+                    min(delivered[each.number], each.end, self._isolated[each.header, each.key].last),
+                )
             )
             for each in self.isolations
-            if each.end > self.start or newest[each.number] is each
+            if each.end > delivered[each.number] or newest[each.number] is each
         )
 
     def close_drained(self) -> Isolations | None:
