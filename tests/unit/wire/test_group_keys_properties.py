@@ -1,4 +1,4 @@
-"""`read_group_keys`: the key of a record, or the value of its last header of one name, as the full decoder says."""
+"""`read_group_keys` returns the key of a record, or the value of its last header of one name, as the full decoder."""
 
 from __future__ import annotations
 
