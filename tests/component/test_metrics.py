@@ -81,6 +81,7 @@ LABEL_RULES: dict[str, Any] = {
     "code": lambda value: re.fullmatch(r"-?\d+", value),
     "reason": WORD.fullmatch,
     "state": WORD.fullmatch,
+    "limit": ("leases", "rate").__contains__,
     "level": WORD.fullmatch,
     "kind": WORD.fullmatch,
     "cause": WORD.fullmatch,

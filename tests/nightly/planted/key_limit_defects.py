@@ -59,10 +59,10 @@ KEY_LIMIT_DEFECTS = (
     ),
     Defect(
         "records offered before all leases are known",
-        "state/share_partition/key_index.py",
-        "if self.scanned_end < self._needed_until:",
-        "if self.scanned_end < 0:",
-        MODEL,
+        "state/share_partition/machine.py",
+        "needed_until,",
+        "0,",
+        ("tests/unit/state/test_share_partition_cases.py",),
     ),
     Defect(
         "lowered limit not used",

@@ -14,6 +14,7 @@ from mansio.state.share_partition.machine import ACKNOWLEDGEMENT_TYPES_MAX, Shar
 from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
+    ACQUIRED,
     ARCHIVING,
     GAP,
     REJECT,
@@ -23,10 +24,12 @@ from mansio.state.share_partition.types import (
     AcquiredRange,
     Backoff,
     DeadLetterReservation,
+    LoadedState,
     Producer,
     RedriveResult,
     ShareKey,
     ShareSettings,
+    StateBatch,
     Update,
 )
 from support.present import present
@@ -402,3 +405,24 @@ def test_an_acknowledgement_of_what_another_member_settled_is_refused_also_below
     leases.put(leases.state_machine.advance_log_start(3))
     leases.put(leases.say("one", 0, 3, ACCEPT))
     assert leases.state_machine.ranges.start == 4, "what the log has lost is left out"
+
+
+def test_no_record_of_a_limited_key_is_offered_before_all_leases_are_known() -> None:
+    """A record above the keys that are known may be leased, and have the only place of the key."""
+    leased = StateBatch(5, 5, ACQUIRED, 1, holder="a")
+    state = LoadedState(0, 1, 0, 0, 100, 0, (leased,), (), (), None, True, 0)
+    machine = SharePartition(
+        ShareKey("g", bytes(16), 0),
+        SETTINGS._replace(key_leases_max=1),
+        state,
+        leader_epoch=1,
+        log_start=0,
+        log_end=20,
+        high_watermark=20,
+        now_ms=0.0,
+        wall_ms=0,
+    )
+    machine.add_keys(3, {0: 7, 1: 7, 2: 7})
+    assert machine.acquirable_ranges("b", 10, 20, 0.0) == []
+    machine.add_keys(8, {3: 8, 4: 8, 5: 7, 6: 9, 7: 7})
+    assert machine.acquirable_ranges("b", 10, 20, 0.0) == [(3, 3), (6, 6)]
