@@ -14,6 +14,7 @@ import mansio
 from mansio.broker.coordinator.share import fair_scan
 from support.client_fixtures import broker_in, connected, run
 from support.machine import scaled
+from support.present import present
 from support.receive_fixtures import group_of, taken
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def test_a_record_that_was_dead_lettered_before_fairness_began_is_redriven(broke
                 await poison.reject("poison")
                 await receiver.ack([quiet])
                 deadline = asyncio.get_running_loop().time() + scaled(20)
-                while (await client.admin.shares.leases(group, [place]))[place].dead == 0:
+                while present((await client.admin.shares.leases(group, [place]))[place]).dead == 0:
                     assert asyncio.get_running_loop().time() < deadline, "no dead letter"
                     await asyncio.sleep(0.01)
                 await set_fair(client, group, is_fair=True)

@@ -150,7 +150,9 @@ class Producer(Client):
             if self.idempotent and self.producer[0] < 0:
                 await self._become()
                 continue
-            values = [f"{self.name}:{self.number + n}".encode() for n in range(self.random.choice(self._sizes))]
+            values = [
+                f"{self.name}:{self.number + n}".encode() for n in range(self.random.choice(self._sizes))
+            ]
             self.number += len(values)
             self.waits_since_ms = self.world.simulation.now_ms
             while await self._send(values) and not self.world.over:

@@ -138,7 +138,9 @@ FAIRNESS_DEFECTS = (
         "broker/coordinator/share/state_store.py",
         "tuple(sorted({each.number for each in share.folded.isolations})),",
         "(),",
-        ("tests/unit/broker/test_share_state.py::test_the_summary_names_backlog_queues_that_may_have_a_state",),
+        (
+            "tests/unit/broker/test_share_state.py::test_the_summary_names_backlog_queues_that_may_have_a_state",
+        ),
     ),
     Defect(
         "a state is created again by a repeated request",

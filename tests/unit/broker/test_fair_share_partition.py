@@ -104,7 +104,9 @@ def deliver_all(bench: FairBench, records: int) -> list[tuple[int, int]]:
     for _ in range(300):
         for each in bench.acquire(records):
             ranges = [(first, last) for first, last, _ in each.acquired]
-            found += [(each.leader.key.number, offset) for one in ranges for offset in range(one[0], one[1] + 1)]
+            found += [
+                (each.leader.key.number, offset) for one in ranges for offset in range(one[0], one[1] + 1)
+            ]
             batches = [AcknowledgementBatch(*one, bytes((ACCEPT,))) for one in ranges]
             for leader, update in bench.load().acknowledge("m", batches):
                 bench.scheduler.run(leader.persist(update))

@@ -21,10 +21,10 @@ from mansio.errors import (
 from mansio.state.share_partition.snapshot import fold
 from mansio.state.share_partition.state_records import UPDATE, decode_value, encode_key, encode_update
 from mansio.state.share_partition.types import (
-    OPEN_END,
-    Isolation,
     ACKNOWLEDGED,
     ACQUIRED,
+    OPEN_END,
+    Isolation,
     LoadedState,
     ShareKey,
     StateBatch,

@@ -99,7 +99,7 @@ def test_what_one_share_partition_cannot_use_goes_to_the_others(
 @settings(max_examples=examples(20, 200))
 @given(st.integers(1, 50), st.floats(0, 1), st.randoms(use_true_random=False), st.booleans())
 def test_leases_that_expire_count_as_the_mean(
-    held_ms: int, expired: float, chance: Random, is_known: bool  # noqa: FBT001
+    held_ms: int, expired: float, chance: Random, is_known: bool
 ) -> None:
     one, other = BACKLOG_QUEUES[0], BACKLOG_QUEUES[1]
     order, totals = order_of({}), {one: 0, other: 0}
@@ -146,7 +146,9 @@ def test_a_new_record_waits_for_one_turn_of_each_other_also_after_a_long_lease(
 
 
 @settings(max_examples=examples(100, 1_000))
-@given(st.integers(1, 40), st.lists(st.tuples(st.sampled_from(NUMBERS[:4]), st.integers(-20, 40)), max_size=60))
+@given(
+    st.integers(1, 40), st.lists(st.tuples(st.sampled_from(NUMBERS[:4]), st.integers(-20, 40)), max_size=60)
+)
 def test_a_backlog_queue_never_has_more_than_half_of_the_locks(
     locks_max: int, steps: list[tuple[int, int]]
 ) -> None:

@@ -1050,7 +1050,9 @@ class SharePartition:
             return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count
         done = sum(self._own.count(each.first, each.last) for each in ranges if each.state in TERMINAL)
         # Offsets that the index does not cover yet count as those of `BASE`.
-        others = max(self.high_watermark - max(self._own.end, ranges.start), 0) if self.key.number == BASE else 0
+        others = (
+            max(self.high_watermark - max(self._own.end, ranges.start), 0) if self.key.number == BASE else 0
+        )
         return self._own.count(ranges.start, self.high_watermark - 1) + others - done
 
 

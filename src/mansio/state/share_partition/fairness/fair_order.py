@@ -82,7 +82,9 @@ class FairOrder:
         times = self._times
         for number in served:
             times[number] = self._time_of(number) + delivered[number] * self._cost_of(number)
-        waiting = [self._time_of(number) for number in available if available[number] > delivered.get(number, 0)]
+        waiting = [
+            self._time_of(number) for number in available if available[number] > delivered.get(number, 0)
+        ]
         self._now = max(self._now, min(waiting) if waiting else max(times[number] for number in served))
 
     def record_end(self, number: int, records: int, held_ms: float) -> None:
