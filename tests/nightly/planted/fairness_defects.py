@@ -43,6 +43,13 @@ FAIRNESS_DEFECTS = (
         (f"{SCANNED}::test_all_states_decide_which_numbers_follow_from_the_isolations",),
     ),
     Defect(
+        "an isolation begins before its backlog queue",
+        SCAN,
+        "ends += [each.first if each.end == OPEN_END else each.end for each in state.isolations]",
+        "ends += [each.end for each in state.isolations if each.end != OPEN_END]",
+        (f"{SCANNED}::test_all_states_decide_which_numbers_follow_from_the_isolations",),
+    ),
+    Defect(
         "numbers of records that are not done are dropped",
         SCAN,
         "index.drop_below(min(each.state_machine.lowest_offset for each in (leader, *queues)))",

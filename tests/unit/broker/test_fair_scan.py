@@ -231,6 +231,8 @@ def test_all_states_decide_which_numbers_follow_from_the_isolations() -> None:
     assert load_index(base, [dead], FAIR, log_start=0, log_end=400).start == 10
     done = base._replace(start_offset=300, changes=())
     assert load_index(done, [], FAIR, log_start=0, log_end=400).start == 64, "a queue that was never stored"
+    idle = base._replace(start_offset=3, changes=())
+    assert load_index(idle, [], FAIR, log_start=0, log_end=400).decided_end == 64, "where the queue begins"
     closed = base._replace(isolations=(isolations[0]._replace(end=390),))
     assert load_index(closed, [queue], FAIR, log_start=0, log_end=400).decided_end == 390
 

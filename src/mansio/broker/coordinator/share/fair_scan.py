@@ -301,7 +301,8 @@ def load_index(
         # A backlog queue without a state begins with its first isolation.
         lowest = min(lowest, *[each.first for each in state.isolations])
     ends = [decided_end_of(each, log_end) for each in states]
-    ends += [each.end for each in state.isolations if each.end != OPEN_END]
+    # A backlog queue may have begun with the first isolation, so that no other one begins before it.
+    ends += [each.first if each.end == OPEN_END else each.end for each in state.isolations]
     start, decided_end = max(lowest, log_start), min(max(ends), log_end)
     header = next((each.header for each in state.isolations[::-1]), settings.key_header)
     return FairIndex(start, state.isolations, max(decided_end, start), header)
