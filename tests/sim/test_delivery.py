@@ -27,6 +27,9 @@ FAIRNESS_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", examples(3, 3,
 LOST_A_RECORD = fairness.FIRST_SEED + 1013
 """A leader that did not know the high watermark yet removed a backlog queue with a record that was not done."""
 
+BEGAN_TOO_LATE = fairness.FIRST_SEED + 5034
+"""A new leader let an isolation begin before the first offset of its backlog queue."""
+
 DOUBLED_A_DELIVERY = fairness.FIRST_SEED + 43
 """A request that created a state was repeated by the network, and the state was empty again."""
 
@@ -92,7 +95,7 @@ def test_no_history_of_some_tens_exceeds_a_limit_by_key() -> None:
 @pytest.mark.timeout(600)
 def test_no_history_with_fairness_undoes_loses_or_doubles_a_delivery() -> None:
     run(fairness.FIRST_SEED, FAIRNESS_SEEDS)
-    for seed in (LOST_A_RECORD, DOUBLED_A_DELIVERY):
+    for seed in (LOST_A_RECORD, BEGAN_TOO_LATE, DOUBLED_A_DELIVERY):
         run(seed, 1)
 
 

@@ -117,6 +117,8 @@ class World:
         self.scene = None if self.feature is None else self.feature.scene(self)
         """The clients and the judge of a history of one feature."""
         self.healed_ms = self.recovered_ms = 0.0
+        self.healed_ms_max = HEALED_MS_MAX * (2 if delivery.has_fairness(seed) else 1)
+        """With fairness, there are backlogs to be delivered."""
 
     # The parts
 
@@ -269,7 +271,7 @@ class World:
         self.writes_end = True
         self._heal()
         self.healed_ms = self.simulation.now_ms
-        self._until(lambda: not any(workload_clients.reasons(self)), HEALED_MS_MAX, "recovery")
+        self._until(lambda: not any(workload_clients.reasons(self)), self.healed_ms_max, "recovery")
         self.recovered_ms = self.simulation.now_ms - self.healed_ms
         if self.scene is not None:
             self.scene.drain(self._until)

@@ -1,5 +1,5 @@
-"""kill -9 while members of a fair share group lease and acknowledge records, one key has backlogs, and fairness is turned
-off and on."""
+"""kill -9 while members of a fair share group lease and acknowledge records, one key has backlogs, and fairness is
+turned off and on."""
 
 from __future__ import annotations
 

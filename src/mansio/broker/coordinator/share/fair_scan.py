@@ -308,7 +308,8 @@ def load_index(
     """Return the index of a fair group with the stored isolations, before the log is read. `queues`: the stored states
     of the backlog queues."""
     ends = [decided_end_of(each, log_end) for each in (state, *queues.values())]
-    ends += [each.end for each in state.isolations if each.end != OPEN_END]
+    # A backlog queue may have begun with the first isolation, so that no other one begins before it.
+    ends += [each.first if each.end == OPEN_END else each.end for each in state.isolations]
     decided_end = max(min(max(ends), log_end), log_start)
     firsts = [each.first for each in state.isolations if each.first < each.end]
     start = max(min([decided_end, *firsts]), log_start)
