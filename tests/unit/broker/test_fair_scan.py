@@ -89,6 +89,7 @@ class Leader:
         self.end_error: Exception | None = None
         self.is_ready, self.has_writes = True, False
         self.writes: list[Callable[[Any], None]] = []
+        self.deleted: list[int] = []
         self.state_machine = Machine()
 
     def group_end(self) -> int:
@@ -102,6 +103,9 @@ class Leader:
 
     def persist_in_background(self, update: object) -> None:
         pass
+
+    async def delete_state_of(self, number: int) -> None:
+        self.deleted.append(number)
 
     def store_all(self) -> None:
         writes, self.writes = self.writes, []
@@ -200,6 +204,19 @@ def test_numbers_are_kept_down_to_the_lowest_record_that_is_not_delivered() -> N
     assert [scene.index.count(number, 0, 299) for number in (BASE, QUEUE)] == [200, 104]
 
 
+def test_a_backlog_queue_begins_without_a_state_of_another_time() -> None:
+    scene = Scene(["noisy"] * 300)
+    scene.read()
+    assert scene.base.deleted == [QUEUE]
+    queue = scene.attach()
+    queue.state_machine.ranges.end = scene.base.state_machine.ranges.end = 300
+    scene.review()
+    scene.log.keys += ["noisy"] * 200
+    scene.read()
+    assert scene.index.isolated_count == 1
+    assert scene.base.deleted == [QUEUE], "its state is needed"
+
+
 def test_a_group_with_fairness_needs_no_numbers_after_its_backlogs() -> None:
     scene = Scene(["noisy"] * 300)
     scene.read()
@@ -219,6 +236,7 @@ def test_a_reader_that_was_turned_off_meanwhile_closes_what_was_being_opened() -
     scene.scan.advance(300)
     scene.base.state_machine.settings = UNFAIR
     scene.scan.reconfigure(UNFAIR)
+    scene.simulation.run_for(1)
     assert len(scene.base.writes) == 1
     scene.read()
     assert scene.index.isolated_count == 0
@@ -291,7 +309,7 @@ def read_again(log: Log, isolations: tuple[Isolation, ...], decided_end: int) ->
     index = load_index(state, {}, FAIR, log_start=0, log_end=len(log.keys))
     simulation = Simulation(1)
     scan = FairScan(cast("FairLeader", Leader(log)), index, simulation.scheduler(), lambda: None)
-    simulation.run(scan.load())
+    simulation.run(scan.load(0))
     assert index.end == decided_end
     return index
 

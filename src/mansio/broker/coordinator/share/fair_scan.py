@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from mansio.errors import UNREADABLE_CONTENT, MansioError, Unavailable
+from mansio.errors import UNREADABLE_CONTENT, DamagedRange, MansioError
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.state.share_partition.dead_letters import merge_intervals
 from mansio.state.share_partition.fairness.fair_index import FairIndex
 from mansio.state.share_partition.in_flight import TERMINAL
 from mansio.state.share_partition.types import BASE, OPEN_END
-from mansio.tracebacks import copied, without_traceback
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_group_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Scheduler, Timer
@@ -67,6 +67,7 @@ class FairLeader(Protocol):
     def state_machine(self) -> SharePartition: ...
     def group_end(self) -> int: ...
     def call_machine(self, method: Callable[..., T], *args: Any) -> T: ...
+    async def delete_state_of(self, number: int) -> None: ...
     def persist_in_background(self, update: Update | None) -> None: ...
     def store(self, updates: Sequence[Update], on_stored: Callable[[MansioError | None], None]) -> None: ...
     def wake(self) -> None: ...
@@ -129,19 +130,29 @@ class FairScan:
 
     # ------------------------------------------------------------------ reading
 
-    async def load(self) -> None:
-        """Read the keys again that decided about numbers before. Raises the error of a batch that cannot be read."""
+    async def load(self, delivered_end: int) -> None:
+        """Read the keys again that decided about numbers before, up to a damaged batch. `delivered_end`: offset below
+        which the backlog queues have delivered all records, so that a damaged batch there does not matter."""
         index = self.index
         turns = ItemTurns(self._scheduler, Work.KEY_SCAN, items_max=SCANNED_RECORDS_MAX, items_per_look=1)
+        batches = self._batches()
         while index.end < index.decided_end:
             before = index.end
             following = min(index.next_isolated_offset(before), index.decided_end)
             if following > before:
                 index.append(following)  # without an isolation, they are in `BASE`
+                batches = self._batches()
                 continue
-            if not self._add_batch(index.decided_end):
-                raise copied(self._error or Unavailable("interrupted"))
-            await turns.next(index.end - before)
+            if not self._add_batch(batches, index.decided_end):
+                error = self._error
+                if not isinstance(error, DamagedRange) or error.end_offset > delivered_end:
+                    break  # nothing behind it is offered
+                index.append(min(error.end_offset, index.decided_end))
+                batches = self._batches()
+            if turns.is_over(index.end - before):
+                await turns.pause()
+                batches = self._batches()
+        turns.end()
         self._set_review_timer()
 
     def advance(self, end: int) -> None:
@@ -152,25 +163,30 @@ class FairScan:
         self._note_progress()
         self._error = None
         turn = ItemTurns(self._scheduler, Work.KEY_SCAN, items_max=SCANNED_RECORDS_MAX, items_per_look=1)
+        batches = self._batches()
         while index.end < end and index.waiting_count < SCAN_AHEAD_RECORDS:
             if not index.is_active and not index.has_open_isolation:
                 index.append(end)
                 break
             before = index.end
-            if not self._add_batch(end):
+            if not self._add_batch(batches, end):
                 break
             if turn.is_over(index.end - before):
                 self._schedule()
                 break
         turn.end()
 
-    def _add_batch(self, end: int) -> bool:
+    def _batches(self) -> Iterator[bytes]:
+        """Return the batches of the log from the end of the index on."""
+        return self._leader.partition.log.batches(self.index.end)
+
+    def _add_batch(self, batches: Iterator[bytes], end: int) -> bool:
         """Add the keys of the next batch below the offset `end`; return false if it cannot be read, or if a change of
         the isolations has to be stored first."""
         partition, index = self._leader.partition, self.index
         begin = index.end
         try:
-            batch = next(partition.log.batches(begin), None)
+            batch = next(batches, None)
             if batch is None:  # the log was truncated: this broker does not lead the partition any more
                 return False
             header = read_header(batch)
@@ -223,6 +239,25 @@ class FairScan:
         if isolations is None:
             return
         self._is_storing = True
+        known = {each.number for each in self.index.isolations}
+        if new := {each.number for each in isolations} - known:
+            self._scheduler.spawn(self._discard_and_store(new, isolations), name="isolate a key")
+        else:
+            self._begin_store(isolations)
+
+    async def _discard_and_store(self, numbers: set[int], isolations: tuple[Isolation, ...]) -> None:
+        """Delete states that backlog queues have from before the state of `BASE` was created, and store isolations."""
+        try:
+            for number in numbers:
+                await self._leader.delete_state_of(number)
+        except MansioError:
+            self._is_storing = False  # the keys are read again when a member asks for records
+            self.reconfigure(self._leader.state_machine.settings)
+        else:
+            if self._leader.end_error is None:
+                self._begin_store(isolations)
+
+    def _begin_store(self, isolations: tuple[Isolation, ...]) -> None:
         leader = self._leader
 
         def on_stored(error: MansioError | None) -> None:
@@ -295,6 +330,16 @@ def decided_end_of(state: LoadedState, log_end: int) -> int:
     """Return an offset at or above all that were leased or passed according to a stored state."""
     end = max([state.start_offset, *[each.last + 1 for each in state.changes]])
     return end if state.is_complete else max(end, min(state.lease_bound, log_end))
+
+
+def delivered_end_of(state: LoadedState) -> int:
+    """Return the offset below which a share partition has delivered all records, according to its stored state."""
+    end = state.start_offset
+    for each in state.changes:
+        if each.first > end:
+            break
+        end = max(end, each.last + 1)
+    return end
 
 
 def load_index(

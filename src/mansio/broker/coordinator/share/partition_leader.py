@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from mansio.broker.coordinator.share.fair_scan import FairScan, load_index, undone_ranges_of
+from mansio.broker.coordinator.share.fair_scan import FairScan, delivered_end_of, load_index, undone_ranges_of
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.errors import (
     UNREADABLE_CONTENT,
@@ -441,8 +441,8 @@ class SharePartitionLeader:
         `BASE` has no backlog queues."""
         if self.key.number not in BACKLOG_QUEUES:
             return
-        if base.fair_scan is None:
-            raise UnknownTopicOrPartition(f"{self.partition.name} has no backlog queues for this group")
+        if base.fair_scan is None or base.fair_scan.index.first_offset_of(self.key.number) is None:
+            raise UnknownTopicOrPartition(f"{self.partition.name} has no such backlog queue for this group")
         self.index = base.index
         base.fair_scan.attach(self)
 
@@ -484,9 +484,13 @@ class SharePartitionLeader:
         scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         for number, queue in queues.items():
             index.pin(number, undone_ranges_of(queue))
-        await scan.load()
+        await scan.load(min([delivered_end_of(each) for each in queues.values()], default=0))
         self.fair_scan, self.index = scan, index
         return index
+
+    async def delete_state_of(self, number: int) -> None:
+        """Delete the state of another share partition of this group and topic partition."""
+        await self._dependencies.persister.delete(self.key._replace(number=number))
 
     def _notify_of_queues(self) -> None:
         self._dependencies.on_queues_changed(self.key)

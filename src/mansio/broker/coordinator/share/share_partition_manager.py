@@ -341,8 +341,7 @@ class SharePartitionManager:
         self._forget_found(key)
         _remove_from_index(self._by_group, key.group, key)
         _remove_from_index(self._by_partition, (key.topic_id, key.partition), key)
-        if share_partition.index is not None:
-            self._drop_limits(key, share_partition.leader_epoch)
+        self._drop_limits(key, share_partition.leader_epoch)
         error = share_partition.end_error
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
@@ -448,12 +447,12 @@ class SharePartitionManager:
         self._sweep = None
         oldest_ms = self._now_ms() - IDLE_MS
         for share_partition in self.share_partitions():
-            idle = (
-                share_partition.last_used_ms < oldest_ms
-                and share_partition.is_ready
-                and not share_partition.has_waiters_or_writes
-            )
-            if share_partition.is_stale or (idle and _may_be_dropped(share_partition)):
+            together = [share_partition]
+            if share_partition.fair_scan is not None:  # its backlog queues end with it
+                key = share_partition.key
+                leaders = self._by_partition.get((key.topic_id, key.partition), {})
+                together = [leader for other, leader in leaders.items() if other.group == key.group]
+            if share_partition.is_stale or all(_may_be_dropped(each, oldest_ms) for each in together):
                 share_partition.end(
                     NotLeaderOrFollower(f"idle share partition of {share_partition.partition.name}")
                 )
@@ -527,9 +526,15 @@ class SharePartitionManager:
                 logger.warning("leases_not_released", extra=fields(group=group, member=member, reason=error))
 
 
-def _may_be_dropped(share_partition: SharePartitionLeader) -> bool:
-    """Return whether an idle leader object can be dropped. With a rate of keys it is kept while records wait: a member
-    that asks rarely would find empty buckets each time."""
+def _may_be_dropped(share_partition: SharePartitionLeader, oldest_ms: float) -> bool:
+    """Return whether a leader object can be dropped because it was not used since `oldest_ms`. With a rate of keys it is
+    kept while records wait: a member that asks rarely would find empty buckets each time."""
+    if (
+        share_partition.last_used_ms >= oldest_ms
+        or not share_partition.is_ready
+        or share_partition.has_waiters_or_writes
+    ):
+        return False
     machine = share_partition.state_machine
     counts = machine.counts(share_partition.now_ms())
     waits_for_rate = machine.settings.key_rate > 0 and counts.lag > 0
