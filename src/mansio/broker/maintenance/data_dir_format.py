@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.config import topic_config
 from mansio.config.share_group_config import (
     DELIVERY_COUNT_LIMIT,
+    KEY_BURST,
     KEY_HEADER,
     KEY_LEASES_MAX,
     KEY_RATE,
@@ -135,7 +136,7 @@ _NEW_BROKER_CONFIGS: Final = frozenset(
 )
 """Dynamic settings of brokers that version 0.1.0 does not have: its groups would get other leases and limits."""
 
-_NEW_GROUP_CONFIGS: Final = frozenset({KEY_HEADER, KEY_LEASES_MAX, KEY_RATE, SHARE_FAIR})
+_NEW_GROUP_CONFIGS: Final = frozenset({KEY_BURST, KEY_HEADER, KEY_LEASES_MAX, KEY_RATE, SHARE_FAIR})
 """Settings of groups that version 0.1.0 does not have."""
 
 _FIRST_DELIVERY_COUNTS: Final = range(2, 11)

@@ -78,6 +78,7 @@ class FairScan:
     """The keys of one topic partition for one fair group. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_damage_end",
         "_error",
         "_is_scheduled",
         "_is_storing",
@@ -106,6 +107,8 @@ class FairScan:
         self._is_scheduled = False
         self._is_storing = False
         self._error: MansioError | None = None
+        self._damage_end = 0
+        """End of the batch that could not be read, if it is known; otherwise its begin."""
         self._review_timer: Timer | None = None
 
     @property
@@ -144,10 +147,9 @@ class FairScan:
                 batches = self._batches()
                 continue
             if not self._add_batch(batches, index.decided_end):
-                error = self._error
-                if not isinstance(error, DamagedRange) or error.end_offset > delivered_end:
+                if not index.end < self._damage_end <= delivered_end:
                     break  # nothing behind it is offered
-                index.append(min(error.end_offset, index.decided_end))
+                index.append(min(self._damage_end, index.decided_end))
                 batches = self._batches()
             if turns.is_over(index.end - before):
                 await turns.pause()
@@ -165,7 +167,7 @@ class FairScan:
         turn = ItemTurns(self._scheduler, Work.KEY_SCAN, items_max=SCANNED_RECORDS_MAX, items_per_look=1)
         batches = self._batches()
         while index.end < end and index.waiting_count < SCAN_AHEAD_RECORDS:
-            if not index.is_active and not index.has_open_isolation:
+            if not index.is_active and index.next_isolated_offset(index.end) == OPEN_END:
                 index.append(end)
                 break
             before = index.end
@@ -185,11 +187,13 @@ class FairScan:
         the isolations has to be stored first."""
         partition, index = self._leader.partition, self.index
         begin = index.end
+        self._damage_end = begin
         try:
             batch = next(batches, None)
             if batch is None:  # the log was truncated: this broker does not lead the partition any more
                 return False
             header = read_header(batch)
+            self._damage_end = header.last_offset + 1
             keys = {}
             try:
                 if not check_stored_batch(batch).is_control:
@@ -201,6 +205,8 @@ class FairScan:
         except MansioError as error:
             partition.report_damage(begin, error)
             self._error = without_traceback(error)
+            if isinstance(error, DamagedRange):
+                self._damage_end = error.end_offset
             return False
         change = index.add(keys, min(header.last_offset + 1, end))
         self._store(change)

@@ -25,7 +25,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from mansio.broker.coordinator.share.fair_scan import FairScan, delivered_end_of, load_index, undone_ranges_of
+from mansio.broker.coordinator.share.fair_scan import (
+    FairScan,
+    decided_end_of,
+    delivered_end_of,
+    load_index,
+    undone_ranges_of,
+)
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.errors import (
     UNREADABLE_CONTENT,
@@ -212,7 +218,9 @@ class _KeyReader:
             self.is_interrupted = True
             return False
         try:
-            batch = next(self._partition.log.batches(begin))
+            batch = next(self._partition.log.batches(begin), None)
+            if batch is None:  # the log was truncated: this broker does not lead the partition any more
+                return False
             header = read_header(batch)
             keys: dict[int, int] = {}
             try:
@@ -484,7 +492,9 @@ class SharePartitionLeader:
         scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         for number, queue in queues.items():
             index.pin(number, undone_ranges_of(queue))
-        await scan.load(min([delivered_end_of(each) for each in queues.values()], default=0))
+        await scan.load(
+            min([decided_end_of(state, 0), *[delivered_end_of(each) for each in queues.values()]])
+        )
         self.fair_scan, self.index = scan, index
         return index
 
@@ -634,7 +644,9 @@ class SharePartitionLeader:
         records_left = SCANNED_RECORDS_MAX
         for offset in found.offsets:
             try:
-                batch = next(self.partition.log.batches(offset))
+                batch = next(self.partition.log.batches(offset), None)
+                if batch is None:  # the log was truncated
+                    break
                 records_left -= read_header(batch).record_count
                 if records_left < 0:
                     break

@@ -181,10 +181,7 @@ class DelayedDelivery:
         before = self.delivered_count
         try:
             self._deliver(manager)
-        except MansioError as error:
-            self._log_failure(manager, error)
-            self._retry(manager, DELIVERY_RETRY_MS)
-        except Exception as error:  # noqa: BLE001  # a defect must not stop the deliveries of other partitions
+        except Exception as error:  # noqa: BLE001  # a defect must not stop the deliveries of other partitions, either
             self._log_failure(manager, error)
             self._retry(manager, DELIVERY_RETRY_MS)
         return self.delivered_count - before
