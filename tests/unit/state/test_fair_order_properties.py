@@ -138,11 +138,11 @@ def test_a_new_record_waits_for_one_turn_of_each_other_also_after_a_long_lease(
         order.record_end(number, 10, 10)  # then the means are known
     deliver(order, 8, {**others, BASE: 8})
     order.record_end(BASE, 1, held_ms)
-    before = 0
+    debt = 10 + 8  # of the long lease, and of the first deliveries
+    before, before_max = 0, sum(weights[number] * debt + 1 for number in others) + 8
     while not (delivered := deliver(order, 8, {**others, BASE: 1})).get(BASE):
         before += sum(delivered.values())
-    debt = 10 + 8  # of the long lease, and of the first deliveries
-    assert before <= sum(weights[number] * debt + 1 for number in others) + 8
+        assert before <= before_max
 
 
 @settings(max_examples=examples(100, 1_000))
