@@ -11,7 +11,7 @@ LEADER = "broker/coordinator/share/partition_leader.py"
 SCANNED = "tests/unit/broker/test_fair_scan.py"
 PROPERTIES = "tests/unit/state/test_fair_order_properties.py"
 QUEUES = "tests/unit/broker/test_fair_share_partition.py"
-COMPONENT = "tests/component/test_share_fairness.py"
+MODEL = "tests/unit/state/test_fair_index_model.py"
 
 FAIRNESS_DEFECTS = (
     Defect(
@@ -68,7 +68,7 @@ FAIRNESS_DEFECTS = (
         INDEX,
         "delivered = {number: min(ends.get(number, 0), base_end) for number in newest}",
         "delivered = {number: base_end for number in newest}",
-        ("tests/unit/state/test_fair_index_model.py",),
+        (f"{MODEL}::test_an_isolation_is_kept_as_far_as_its_records_are_not_delivered",),
     ),
     Defect(
         "a backlog queue with dead letters is removed",
@@ -152,7 +152,7 @@ FAIRNESS_DEFECTS = (
         INDEX,
         "yield from [low] if number == BASE else intersection(self._pinned.get(number, ()), [low])",
         "yield from intersection(self._pinned.get(number, ()), [low])",
-        (f"{COMPONENT}::test_a_record_that_was_dead_lettered_before_fairness_began_is_redriven",),
+        (f"{SCANNED}::test_numbers_are_kept_down_to_the_lowest_record_that_is_not_delivered",),
     ),
     Defect(
         "the states of backlog queues stay when the group is set back",
@@ -175,9 +175,9 @@ FAIRNESS_DEFECTS = (
     ),
     Defect(
         "a backlog queue goes on with its state from before the group was set back",
-        LEADER,
-        "if found.state_epoch >= base.state_epoch:",
-        "if True:",
+        SCAN,
+        "if new := {each.number for each in isolations} - known:",
+        "if new := set():",
         (f"{QUEUES}::test_a_state_of_a_backlog_queue_from_before_the_group_was_set_back_is_not_used",),
     ),
     Defect(

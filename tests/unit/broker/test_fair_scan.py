@@ -200,6 +200,7 @@ def test_numbers_are_kept_down_to_the_lowest_record_that_is_not_delivered() -> N
     scene.review()
     assert scene.index.start == 200
     assert [*scene.index.ranges(QUEUE, 0, 299)] == [(70, 72), (199, 199), (200, 299)], "or not done"
+    assert next(scene.index.ranges(BASE, 0, 299)) == (0, 199)
     assert [tuple(each) for each in scene.index.split(71, 73)] == [(71, 72, QUEUE), (73, 73, BASE)]
     assert [scene.index.count(number, 0, 299) for number in (BASE, QUEUE)] == [200, 104]
 

@@ -11,6 +11,7 @@ from mansio.state.share_partition.dead_letters import merge_intervals
 from mansio.state.share_partition.fairness import fair_index
 from mansio.state.share_partition.fairness.fair_index import BACKLOG_MAX, FairIndex, key_id
 from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, OPEN_END, Isolation
+from support.present import present
 from support.tiers import examples
 
 KEYS = [None, b"quiet", b"noisy", b"other", b"l" * 100]
@@ -185,6 +186,18 @@ def test_a_key_is_isolated_when_too_many_of_its_records_wait_and_not_when_they_a
     index.apply(change)
     assert index.add({"": [(200, b"noisy")]}, 201) is None
     assert [tuple(each) for each in index.split(200, 200)] == [(200, 200, BASE)]
+
+
+def test_an_isolation_is_kept_as_far_as_its_records_are_not_delivered() -> None:
+    index = FairIndex(0, (), 0, "")
+    keys = [(offset, b"noisy") for offset in range(200)]
+    index.apply(present(index.add({"": keys}, 200)))
+    assert index.add({"": keys}, 200) is None
+    index.note_undelivered(BASE, 200)
+    index.note_undelivered(BACKLOG_QUEUES[0], 100)
+    index.forget({})
+    assert index.start == 100
+    assert index.close_all() == (Isolation(BACKLOG_QUEUES[0], 100, 200, "", b"noisy"),)
 
 
 def test_long_keys_are_stored_as_digests() -> None:

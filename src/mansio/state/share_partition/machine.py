@@ -487,8 +487,8 @@ class SharePartition:
         return self._pass([*others], token, member)
 
     def pass_others(self) -> Update | None:
-        """Pass the offsets of other share partitions that follow those that were leased, up to the next own one. Returns
-        the update, or None if there are none."""
+        """Pass the offsets of other share partitions that follow those that were leased, up to the next own one.
+        Returns the update, or None if there are none."""
         own, end = self._own, self._in_flight.ranges.end
         if own is None:
             return None

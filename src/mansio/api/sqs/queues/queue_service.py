@@ -272,8 +272,8 @@ class QueueService:
     async def _configure(
         self, name: str, attributes: QueueAttributes, caller: Caller, *, is_new: bool = False
     ) -> None:
-        """Set the settings of the group, and let the dead-letter queue accept dead letters. A new standard queue is fair;
-        later that is the operator's setting."""
+        """Set the settings of the group, and let the dead-letter queue accept dead letters. A new standard queue is
+        fair; later that is the operator's setting."""
         redrive = attributes.redrive
         await self._admin(caller).alter_group_config(
             GROUP_PREFIX + name,

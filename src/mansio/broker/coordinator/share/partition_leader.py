@@ -310,11 +310,6 @@ class SharePartitionLeader:
         return self._state_machine
 
     @property
-    def state_epoch(self) -> int:
-        """The epoch of the state, which increases when the group is set back. The state must be loaded."""
-        return self._state_epoch
-
-    @property
     def is_ready(self) -> bool:
         return self._state_machine is not None and self.end_error is None
 
@@ -373,8 +368,6 @@ class SharePartitionLeader:
         if self.index is not None:
             own = self.index.offsets_of(self.key.number)
         found = await dependencies.persister.read(self.key, self.leader_epoch)
-        if base is not None and found is not None and self.key.number in BACKLOG_QUEUES:
-            found = await self._discard_old_state(base, found)
         state = (
             found if found is None or self.known_state is None else with_known_state(found, self.known_state)
         )
@@ -385,7 +378,7 @@ class SharePartitionLeader:
             partition.ensure_high_watermark_known()
             start = self._initial_offset(base)
             state = LoadedState(
-                0 if base is None or self.key.number not in BACKLOG_QUEUES else base.state_epoch,
+                0,
                 self.leader_epoch,
                 0,
                 start,
@@ -454,15 +447,6 @@ class SharePartitionLeader:
         self.index = base.index
         base.fair_scan.attach(self)
 
-    async def _discard_old_state(self, base: SharePartitionLeader, found: LoadedState) -> LoadedState | None:
-        """Return the state of a backlog queue; an empty one instead of one from before the group was set back, which a
-        leader wrote that did not know of it yet."""
-        if found.state_epoch >= base.state_epoch:
-            return found
-        persister = self._dependencies.persister
-        await persister.initialize(self.key, base.state_epoch, self._initial_offset(base))
-        return await persister.read(self.key, self.leader_epoch)
-
     def _initial_offset(self, base: SharePartitionLeader | None) -> int:
         """Return the offset at which this share partition begins without a state: that of `base`, which cannot move
         before this one is loaded, or that of the first record in a backlog queue. `base` is None if this is `BASE`."""
@@ -484,7 +468,7 @@ class SharePartitionLeader:
         queues = {}
         for number in {each.number for each in state.isolations}:
             queue = await persister.read(self.key._replace(number=number), self.leader_epoch)
-            if queue is not None and queue.state_epoch >= state.state_epoch:
+            if queue is not None:
                 queues[number] = queue
         index = load_index(
             state, queues, settings, log_start=partition.start_offset, log_end=partition.end_offset

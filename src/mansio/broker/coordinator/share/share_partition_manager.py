@@ -527,8 +527,8 @@ class SharePartitionManager:
 
 
 def _may_be_dropped(share_partition: SharePartitionLeader, oldest_ms: float) -> bool:
-    """Return whether a leader object can be dropped because it was not used since `oldest_ms`. With a rate of keys it is
-    kept while records wait: a member that asks rarely would find empty buckets each time."""
+    """Return whether a leader object can be dropped because it was not used since `oldest_ms`. With a rate of keys it
+    is kept while records wait: a member that asks rarely would find empty buckets each time."""
     if (
         share_partition.last_used_ms >= oldest_ms
         or not share_partition.is_ready

@@ -237,14 +237,14 @@ class FairIndex(OffsetNumbers):
                     counts[key] -= count
 
     def note_undelivered(self, number: int, offset: int) -> None:
-        """Note the first offset that a backlog queue may not have delivered yet; or that `BASE` has not passed, if it is
-        one of others. According to updates that are stored."""
+        """Note the first offset that a backlog queue may not have delivered yet; or that `BASE` has not passed, if it
+        is one of others. According to updates that are stored."""
         self._undelivered[number] = offset
 
     def forget(self, pinned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        """Forget the numbers of offsets that all share partitions in use have delivered. `pinned`: by backlog queue, the
-        ascending ranges of those that are not done, or dead-lettered; all others are done, also in `BASE`, which has
-        passed them."""
+        """Forget the numbers of offsets that all share partitions in use have delivered. `pinned`: by backlog queue,
+        the ascending ranges of those that are not done, or dead-lettered; all others are done, also in `BASE`, which
+        has passed them."""
         end = min(self._undelivered.get(number, 0) for number in self.numbers)
         self.drop_below(end)
         low = [(0, self.start - 1)]
@@ -368,9 +368,9 @@ class FairIndex(OffsetNumbers):
         )
 
     def _kept_isolations(self) -> Isolations:
-        """Return the isolations without those whose records are all delivered, but for the last one of each backlog queue,
-        which shows that the backlog queue may have a state. Those that are kept begin where a record is not delivered,
-        but not behind the last one of the key."""
+        """Return the isolations without those whose records are all delivered, but for the last one of each backlog
+        queue, which shows that the backlog queue may have a state. Those that are kept begin where a record is not
+        delivered, but not behind the last one of the key."""
         newest = {each.number: each for each in self.isolations}
         base_end, ends = self._undelivered.get(BASE, 0), self._undelivered
         delivered = {number: min(ends.get(number, 0), base_end) for number in newest}
