@@ -38,7 +38,7 @@ FAIRNESS_DEFECTS = (
     Defect(
         "a backlog queue that was never stored begins behind its records",
         SCAN,
-        "firsts = [each.first for each in state.isolations if each.first < each.end]",
+        "firsts = [each.first for each in isolations if each.first < each.end]",
         "firsts = []",
         (f"{SCANNED}::test_all_states_decide_which_numbers_follow_from_the_isolations",),
     ),

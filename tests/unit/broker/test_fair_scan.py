@@ -269,7 +269,9 @@ def test_all_states_decide_which_numbers_follow_from_the_isolations() -> None:
     )
     queue = STORED._replace(start_offset=70, changes=(StateBatch(70, 199, 2, 1), StateBatch(200, 250, 1, 1)))
     index = load_index(base, {QUEUE: queue}, FAIR, log_start=0, log_end=400)
-    assert (index.start, index.decided_end) == (64, 251)
+    assert (index.start, index.decided_end) == (80, 251), "all before was delivered, and passed by `BASE`"
+    delivered = queue._replace(start_offset=66, changes=())
+    assert load_index(base, {QUEUE: delivered}, FAIR, log_start=0, log_end=400).start == 65
     lost = queue._replace(is_complete=False, lease_bound=350)
     assert load_index(base, {QUEUE: lost}, FAIR, log_start=0, log_end=400).decided_end == 350
     assert load_index(base, {QUEUE: lost}, FAIR, log_start=0, log_end=300).decided_end == 300

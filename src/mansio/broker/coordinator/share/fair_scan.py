@@ -362,10 +362,20 @@ def load_index(
     # A backlog queue may have begun with the first isolation, so that no other one begins before it.
     ends += [each.first if each.end == OPEN_END else each.end for each in state.isolations]
     decided_end = max(min(max(ends), log_end), log_start)
-    firsts = [each.first for each in state.isolations if each.first < each.end]
+    isolations = tuple(_without_delivered(each, state, queues.get(each.number)) for each in state.isolations)
+    firsts = [each.first for each in isolations if each.first < each.end]
     start = max(min([decided_end, *firsts]), log_start)
-    header = next((each.header for each in state.isolations[::-1]), settings.key_header)
-    return FairIndex(start, state.isolations, decided_end, header)
+    header = next((each.header for each in isolations[::-1]), settings.key_header)
+    return FairIndex(start, isolations, decided_end, header)
+
+
+def _without_delivered(isolation: Isolation, state: LoadedState, queue: LoadedState | None) -> Isolation:
+    """Return an isolation from the last record on that its backlog queue has delivered and `BASE` has passed, so that
+    the keys before are not read again."""
+    if queue is None or not state.is_complete:
+        return isolation
+    delivered = min(delivered_end_of(queue), decided_end_of(state, 0))
+    return isolation._replace(first=max(isolation.first, min(delivered - 1, isolation.end)))
 
 
 def undone_ranges_of(state: LoadedState) -> list[tuple[int, int]]:

@@ -48,6 +48,12 @@ ISOLATED_KEYS_SCALE: Final = 16
 
 ISOLATIONS_MAX: Final = 256
 
+COUNTED_ONE_BY_ONE_MAX: Final = 2_000
+"""Number of waiting records above which several parts of the log are counted together, which takes less memory."""
+
+COUNTED_TOGETHER: Final = 500
+"""Number of records that are counted together."""
+
 KEY_BYTES_MAX: Final = 64
 """Length up to which a key is stored as it is."""
 
@@ -335,9 +341,19 @@ class FairIndex(OffsetNumbers):
             ranges.append(NumberedRange(first, last, queue))
         self.append(end, ranges)
         if records:
-            self._batches.append((base_end, records, added))
-            self.waiting_count += records
+            self._note_waiting(base_end, records, added)
         return change
+
+    def _note_waiting(self, end: int, records: int, keys: dict[bytes, int]) -> None:
+        """Add records to those that wait in `BASE`, of a long backlog many together."""
+        is_long = self.waiting_count > COUNTED_ONE_BY_ONE_MAX
+        self.waiting_count += records
+        if is_long and self._batches[-1][1] < COUNTED_TOGETHER:
+            _, before, counted = self._batches.pop()
+            records += before
+            for key, count in counted.items():
+                keys[key] = keys.get(key, 0) + count
+        self._batches.append((end, records, keys))
 
     def _ranges_of_isolated(self, header: str, keys: Keys, end: int) -> list[NumberedRange]:
         found = []
