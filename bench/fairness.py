@@ -6,7 +6,7 @@
     restart    time from the start of the broker to the first record, with the backlog waiting
 
 Workers of `wait` are one process with asynchronous members, each of which takes a few milliseconds for a record;
-tenants publish at half of the rate that the workers could handle. Times are those of one machine's clock, in the
+tenants publish at a part of the rate that the workers could handle. Times are those of one machine's clock, in the
 records' values.
 """
 
@@ -48,6 +48,10 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=1_000_000, help="records of the noisy tenant")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--work-ms", type=float, default=20.0, help="time that a record takes a worker")
+    parser.add_argument("--load", type=float, default=0.65, help="part of the workers' time that tenants use")
+    parser.add_argument(
+        "--skip", type=float, default=5.0, help="seconds at the begin that are reported apart"
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--records", type=int, default=20_000, help="of `single` and `batches`")
     parser.add_argument("--rounds", type=int, default=5)
@@ -82,17 +86,26 @@ def publish(server: Server, topic: str, keys: Iterable[bytes], *, value: bytes =
 
 def measure_waits(server: Server, arguments: argparse.Namespace) -> None:
     quiet = asyncio.run(waits(server, "quiet", arguments, backlog=0, is_fair=False))
-    report("others alone", quiet)
+    report("others alone", quiet, arguments.skip)
     for is_fair in (True, False):
         name = "fair" if is_fair else "unfair"
         report(
             f"others beside a backlog, {name}",
             asyncio.run(waits(server, name, arguments, backlog=arguments.backlog, is_fair=is_fair)),
+            arguments.skip,
         )
 
 
-def report(name: str, found: list[float]) -> None:
-    found.sort()
+def report(name: str, found: list[tuple[float, float]], skip: float) -> None:
+    began = min((at for at, _ in found), default=0.0)
+    for part, is_begin in ((f"first {skip:.0f} s", True), ("then", False)):
+        report_part(f"{name}, {part}", sorted(wait for at, wait in found if (at < began + skip) == is_begin))
+
+
+def report_part(name: str, found: list[float]) -> None:
+    if not found:
+        print(f"{name}: no record was delivered", flush=True)
+        return
     values = [found[min(int(len(found) * part), len(found) - 1)] * 1000 for part in (0.5, 0.99, 1.0)]
     print(
         f"{name}: {len(found):,} records waited {values[0]:.1f} ms (median), {values[1]:.1f} (p99),"
@@ -103,11 +116,11 @@ def report(name: str, found: list[float]) -> None:
 
 async def waits(
     server: Server, topic: str, arguments: argparse.Namespace, *, backlog: int, is_fair: bool
-) -> list[float]:
-    """Return the times in seconds that records of the tenants waited, without those that were not delivered."""
+) -> list[tuple[float, float]]:
+    """Return when records of the tenants were delivered, and for how long each had waited, in seconds."""
     create_topic(server, topic, 1)
-    found: list[float] = []
-    rate = arguments.workers * 1000 / arguments.work_ms / 2
+    found: list[tuple[float, float]] = []
+    rate = arguments.workers * 1000 / arguments.work_ms * arguments.load
     async with mansio.connect(f"127.0.0.1:{server.port}") as client:
         settings = {"share.auto.offset.reset": "earliest", "mansio.share.fair": str(is_fair).lower()}
         await client.admin.alter_group_config(topic, settings)
@@ -130,7 +143,11 @@ async def waits(
 
 
 async def work(
-    client: mansio.Client, topic: str, arguments: argparse.Namespace, found: list[float], end: float
+    client: mansio.Client,
+    topic: str,
+    arguments: argparse.Namespace,
+    found: list[tuple[float, float]],
+    end: float,
 ) -> None:
     async with client.receive(topic, group=topic, prefetch=0) as receiver:
         done = None
@@ -139,7 +156,8 @@ async def work(
             done = message
             if message is not None:
                 if message.key != NOISY:
-                    found.append(time.monotonic() - _TIME.unpack(message.value or b"")[0])
+                    now = time.monotonic()
+                    found.append((now, now - _TIME.unpack(message.value or b"")[0]))
                 await asyncio.sleep(arguments.work_ms / 1000)
         if done is not None:
             await done.ack()

@@ -80,8 +80,8 @@ FAIRNESS_DEFECTS = (
     Defect(
         "records of a backlog queue stop the reading of keys",
         INDEX,
-        "self._batches.append((base_end, records, added))",
-        "self._batches.append((end, records, added))",
+        "self._note_waiting(base_end, records, added)",
+        "self._note_waiting(end, records, added)",
         (f"{SCANNED}::test_many_records_of_a_batch_that_ends_in_a_backlog_queue_do_not_stop_the_reading",),
     ),
     Defect(

@@ -178,7 +178,8 @@ class SharePartitions:
             if locks > 0 or not leader.state_machine.is_offering:
                 # The keys of each are read even if it gets nothing: limits by key need the leases of all of them.
                 try:
-                    count = leader.count_available(member, max(min(max_records, locks), 1))
+                    # One more than can be delivered: the order has to know which of them still have records then.
+                    count = leader.count_available(member, max(min(max_records + 1, locks), 1))
                     available[number] = count if locks > 0 else 0
                 except MansioError as error:
                     failure = without_traceback(error)

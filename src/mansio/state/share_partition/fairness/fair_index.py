@@ -48,6 +48,9 @@ ISOLATED_KEYS_SCALE: Final = 16
 
 ISOLATIONS_MAX: Final = 256
 
+RECENT_RECORDS: Final = 2_000
+"""Number of records among which the keys that are active in `BASE` are counted."""
+
 COUNTED_ONE_BY_ONE_MAX: Final = 2_000
 """Number of waiting records above which several parts of the log are counted together, which takes less memory."""
 
@@ -92,11 +95,14 @@ class FairIndex(OffsetNumbers):
         "_batches",
         "_counts_of_keys",
         "_delivered",
+        "_former_keys",
         "_isolated",
         "_keys_of_queues",
         "_order",
         "_pinned",
         "_queues",
+        "_recent_count",
+        "_recent_keys",
         "_undelivered",
         "decided_end",
         "header",
@@ -122,6 +128,10 @@ class FairIndex(OffsetNumbers):
         """The numbers of these records by key."""
         self._batches: deque[tuple[int, int, dict[bytes, int]]] = deque()
         """The same for each part of the log that was added at once: its end, number of records, and those by key."""
+        self._recent_keys: set[bytes] = set()
+        self._former_keys: set[bytes] = set()
+        """The keys of the last records of `BASE` that were read, and of the `RECENT_RECORDS` before."""
+        self._recent_count = 0
         self._delivered: dict[int, int] = {}
         """By backlog queue, the offset below which its records were delivered."""
         self._undelivered: dict[int, int] = {}
@@ -216,9 +226,11 @@ class FairIndex(OffsetNumbers):
         )
 
     def _weight_of(self, number: int) -> int:
-        """Return the number of keys that wait in a share partition, or are isolated in it, at least 1."""
+        """Return the number of keys of a share partition, at least 1: those that are isolated in it, or, of `BASE`, those
+        of the last records that were read. A key with few records thus waits for none of one with a backlog, unless many
+        others have as few: as in fair queueing of single keys, where the first record of each comes first."""
         if number == BASE:
-            return max(len(self._counts_of_keys), 1)
+            return max(len(self._recent_keys), len(self._former_keys), 1)
         return max(self._keys_of_queues.get(number, 0), 1)
 
     def _backlog_max(self) -> int:
@@ -346,6 +358,10 @@ class FairIndex(OffsetNumbers):
 
     def _note_waiting(self, end: int, records: int, keys: dict[bytes, int]) -> None:
         """Add records to those that wait in `BASE`, of a long backlog many together."""
+        self._recent_keys.update(keys)
+        self._recent_count += records
+        if self._recent_count >= RECENT_RECORDS:
+            self._former_keys, self._recent_keys, self._recent_count = self._recent_keys, set(), 0
         is_long = self.waiting_count > COUNTED_ONE_BY_ONE_MAX
         self.waiting_count += records
         if is_long and self._batches[-1][1] < COUNTED_TOGETHER:
