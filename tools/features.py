@@ -54,7 +54,7 @@ FEATURES = {
         "D6": "Delayed and recurring records, for every kind of consumer",
         "D7": "Priorities without starvation",
         "D8": "Client styles: in order, parallel, by key",
-        "D9": "Limits by key: leased records of a key at once, and deliveries of it per second. Fairness between keys: a backlog of one delays no other",
+        "D9": "Limits and fairness by key: leased records of a key at once, its deliveries per second, its backlog",
     },
     "History and observability": {
         "T1": "History of any record",

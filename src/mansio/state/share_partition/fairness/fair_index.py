@@ -226,9 +226,10 @@ class FairIndex(OffsetNumbers):
         )
 
     def _weight_of(self, number: int) -> int:
-        """Return the number of keys of a share partition, at least 1: those that are isolated in it, or, of `BASE`, those
-        of the last records that were read. A key with few records thus waits for none of one with a backlog, unless many
-        others have as few: as in fair queueing of single keys, where the first record of each comes first."""
+        """Return the number of keys of a share partition, at least 1: those that are isolated in it, or, of `BASE`,
+        those of the last records that were read. A key with few records thus waits for none of one with a backlog,
+        unless many others have as few: as in fair queueing of single keys, where the first record of each comes
+        first."""
         if number == BASE:
             return max(len(self._recent_keys), len(self._former_keys), 1)
         return max(self._keys_of_queues.get(number, 0), 1)
