@@ -346,7 +346,9 @@ def test_keys_at_a_limit_are_described_and_counted(broker: TestBroker, work: Any
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "value"), [(LEASES_MAX, "-1"), (RATE, "x"), (RATE, "0.0009"), (BURST, "0"), (HEADER, "a\nb")])
+@pytest.mark.parametrize(
+    ("name", "value"), [(LEASES_MAX, "-1"), (RATE, "x"), (RATE, "0.0009"), (BURST, "0"), (HEADER, "a\nb")]
+)
 def test_wrong_settings_are_refused(work: Any, name: str, value: str) -> None:
     queue = work()
     with pytest.raises(InvalidConfig):
