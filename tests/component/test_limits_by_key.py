@@ -10,7 +10,7 @@ import pytest
 
 import mansio
 from component.sqs.sqs_fixtures import delete, queue_of, receive, sqs_client
-from mansio.errors import InvalidConfig
+from mansio.errors import InvalidConfig, NotCoordinator
 from mansio.testing import TestBroker
 from support.machine import scaled
 from support.waiting import wait_until
@@ -248,6 +248,44 @@ def test_one_limit_holds_for_all_priorities_together(work: Any) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.row("D9", "D7")
+@pytest.mark.parametrize("config", [{}, {"mansio.priority.enable": "true"}])
+def test_a_key_at_its_limit_hides_no_later_record_of_others(work: Any, config: dict[str, str]) -> None:
+    """Its records are more than a request asks for, so those of others are found only if more keys are read."""
+    queue = work(config, leases_max="1")
+    queue.publish(*(f"a:{number}" for number in range(5)), "b:1", "c:1")
+    assert values(taken(queue.receiver(max_records=1), 1)) == ["a:0"]
+    other = queue.receiver(max_records=1)
+    for value in ("b:1", "c:1"):
+        found = taken(other, 1)
+        assert values(found) == [value]
+        found[0].ack()
+
+
+@pytest.mark.full
+@pytest.mark.row("D9", "D7")
+def test_a_lease_that_ends_while_its_share_partition_is_loaded_again_makes_a_place(
+    broker: TestBroker, work: Any
+) -> None:
+    """The place is in the share partition of another priority, whose leader has not ended."""
+    queue = work({"mansio.priority.enable": "true"}, leases_max="1")
+    queue.publish("a:high", priority="high")
+    queue.publish("a:normal")
+    one, other = queue.receiver(), queue.receiver()
+    held = taken(one, 1)
+    assert nothing_more(other)
+
+    async def end_leader_of_the_lease() -> None:
+        for leader in broker._running().service.share_partition_manager.share_partitions():
+            if leader.key.group == queue.name and leader.state_machine.leased_count:
+                leader.end(NotCoordinator("the state moved to another broker"))
+
+    broker._run_on_loop(end_leader_of_the_lease())
+    held[0].ack()
+    assert values(taken(other, 1)) == ["a:normal"]
+
+
+@pytest.mark.full
 @pytest.mark.row("D9", "D1")
 def test_leases_of_before_a_restart_count(broker: TestBroker, work: Any) -> None:
     queue = work(leases_max="2")
@@ -308,7 +346,9 @@ def test_keys_at_a_limit_are_described_and_counted(broker: TestBroker, work: Any
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "value"), [(LEASES_MAX, "-1"), (RATE, "x"), (BURST, "0"), (HEADER, "a\nb")])
+@pytest.mark.parametrize(
+    ("name", "value"), [(LEASES_MAX, "-1"), (RATE, "x"), (RATE, "0.0009"), (BURST, "0"), (HEADER, "a\nb")]
+)
 def test_wrong_settings_are_refused(work: Any, name: str, value: str) -> None:
     queue = work()
     with pytest.raises(InvalidConfig):

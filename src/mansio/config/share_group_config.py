@@ -35,6 +35,9 @@ KEY_BURST: Final = "mansio.share.key.rate.burst"
 KEY_HEADER_BYTES_MAX: Final = 128
 """Maximum length of the name of a header with the group key, in bytes of UTF-8."""
 
+KEY_RATE_MIN: Final = 0.001
+"""Lowest rate that is not 0, in deliveries of a group key per second."""
+
 DEAD_LETTERS_ENABLE: Final = "mansio.deadletterqueue.enable"
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_OWNER: Final = "mansio.deadletterqueue.owner"
@@ -78,6 +81,17 @@ def _topic_name(text: str) -> str:
     if name and (name.startswith("__") or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name, re.ASCII)):
         raise ValueError(f"{text!r} cannot be the name of a dead-letter topic")
     return name
+
+
+_decimal_key_rate: Final = decimal_parser(0.0, 1_000_000.0)
+
+
+def _key_rate(text: str) -> float:
+    """Parse deliveries per second; 0 for no limit. It has a lower bound, so that no key waits longer than 1,000 s."""
+    rate = _decimal_key_rate(text)
+    if 0 < rate < KEY_RATE_MIN:
+        raise ValueError(f"{rate} is below the minimum of {KEY_RATE_MIN}")
+    return rate
 
 
 def _header_name(text: str) -> str:
@@ -172,8 +186,8 @@ SHARE_CONFIG_KEYS: Final = (
         KEY_HEADER,
         ConfigType.STRING,
         "",
-        "Name of the header with the group key of a record, for order and limits by key; empty: the record's key. A "
-        "record without it has no group key, no order and no limit.",
+        "Name of the header with the group key of a record, for order, limits and fairness by key; empty: the record's "
+        "key. A record without it has no group key, no order and no limit, and never waits as one with a backlog.",
         _header_name,
     ),
     _share_key(
@@ -196,8 +210,8 @@ SHARE_CONFIG_KEYS: Final = (
         ConfigType.DOUBLE,
         "0",
         "Maximum number of deliveries of one group key that start per second in a partition, redeliveries included; "
-        "0: no limit.",
-        decimal_parser(0.0, 1_000_000.0),
+        "at least 0.001; 0: no limit.",
+        _key_rate,
     ),
     _share_key(
         KEY_BURST,

@@ -20,7 +20,8 @@ limit, and neither have offsets without a record.
 Invariants:
 * A *busy* offset can not be leased now: its state is not `FREE`. `_busy` contains the scanned ones that are not done.
 * `_leased` contains the busy offsets with a key that are counted in the limits.
-* The scanned offsets of a key that are not done are a list, linked by `_following` and `_preceding`.
+* In order by key, the scanned offsets of a key that are not done are a list, linked by `_following` and `_preceding`.
+* Without order, `_free` contains the scanned offsets with a key that are neither busy nor done.
 * `_ready` and `_taken` together have an entry for the candidate of each key that has a place: the first record of the
   key that can be leased; in order by key, it is the first one that is not done. Other entries are ignored. A key whose
   candidate waits for the rate is in `_waiting`.
@@ -32,6 +33,8 @@ from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.state.share_partition.free_offsets import FreeOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,6 +89,7 @@ class KeyIndex:
         "_due",
         "_first",
         "_following",
+        "_free",
         "_is_ordered",
         "_keys",
         "_last",
@@ -93,9 +97,9 @@ class KeyIndex:
         "_limits",
         "_needed_until",
         "_now_ms",
+        "_outdated",
         "_preceding",
         "_ready",
-        "_start",
         "_taken",
         "_waiting",
         "change_count",
@@ -126,8 +130,10 @@ class KeyIndex:
         self._last: dict[int, int] = {}
         self._following: dict[int, int] = {}
         self._preceding: dict[int, int] = {}
-        self._start: dict[int, int] = {}
-        """Without order: an offset of a key before which none can be leased; no entry for the first one."""
+        self._free: dict[int, FreeOffsets] = {}
+        """Of each key that has free records. Without order only, as `_first` to `_preceding` are for order only."""
+        self._outdated: set[int] = set()
+        """See `FreeOffsets`."""
         self._busy: set[int] = set()
         self._leased: set[int] = set()
         self._ready: list[int] = []
@@ -187,12 +193,13 @@ class KeyIndex:
                 if key is None:
                     if state == FREE:
                         heappush(self._ready, offset)
+                elif not self._is_ordered:
+                    if state == FREE:
+                        self._add_free(key, offset)
                 elif key in firsts:
                     before = lasts[key]
                     self._following[before], self._preceding[offset] = offset, before
                     lasts[key] = offset
-                    if state == FREE and not self._is_ordered and self._candidate(key) == offset:
-                        self._offer(key)
                 else:
                     firsts[key] = lasts[key] = offset
                     if state == FREE:
@@ -222,18 +229,17 @@ class KeyIndex:
         for offset in range(first, last + 1):
             if offset not in keys:
                 continue
+            key, was_free = keys[offset], offset not in self._busy
             self._busy.add(offset)
-            key = keys[offset]
-            if key is None or (offset in leased) == is_leased:
+            if key is None:
                 continue
-            if is_leased:
+            if is_leased and offset not in leased:
                 leased.add(offset)
                 limits.add_lease(key)
-                if not self._is_ordered and self._last[key] != offset:
-                    self._offer(key)  # the next one
-            else:
-                leased.remove(offset)
-                limits.end_lease(key)
+            if was_free and not self._is_ordered:
+                self._remove_free(key, offset)
+            if not is_leased and offset in leased:
+                self._end_lease(offset, key)
 
     def _mark_free(self, first: int, last: int) -> None:
         for offset in range(first, last + 1):
@@ -244,11 +250,11 @@ class KeyIndex:
             if key is None:
                 self._push_ready(offset)
                 continue
-            if not self._is_ordered and offset < self._start.get(key, -1):
-                self._start[key] = offset
             if offset in self._leased:
                 self._end_lease(offset, key)
-            if self._candidate(key) == offset:
+            if not self._is_ordered:
+                self._add_free(key, offset)
+            elif self._candidate(key) == offset:
                 self._offer(key)
 
     def _mark_done(self, first: int, last: int) -> None:
@@ -256,9 +262,15 @@ class KeyIndex:
         for offset in range(first, last + 1):
             if offset not in keys:
                 continue
-            key = keys.pop(offset)
+            key, was_free = keys.pop(offset), offset not in self._busy
             self._busy.discard(offset)
             if key is None:
+                continue
+            if not self._is_ordered:
+                if was_free:
+                    self._remove_free(key, offset)
+                elif offset in self._leased:
+                    self._end_lease(offset, key)
                 continue
             was_first = firsts[key] == offset
             self._unlink(key, offset)
@@ -271,7 +283,6 @@ class KeyIndex:
         """Remove a record from the list of its key."""
         if self._first[key] == self._last[key]:
             del self._first[key], self._last[key]
-            self._start.pop(key, None)
             return
         following, preceding = self._following.pop(offset, None), self._preceding.pop(offset, None)
         if following is None:
@@ -283,8 +294,25 @@ class KeyIndex:
             del self._preceding[following]
         else:
             self._following[preceding], self._preceding[following] = following, preceding
-        if self._start.get(key) == offset:
-            self._start[key] = self._last[key] if following is None else following
+
+    def _add_free(self, key: int, offset: int) -> None:
+        """Add a free record of a key without order."""
+        free = self._free.get(key)
+        if free is None:
+            free = self._free[key] = FreeOffsets(self._outdated)
+        free.add(offset)
+        if free.first == offset:
+            self._offer(key)
+
+    def _remove_free(self, key: int, offset: int) -> None:
+        """Remove a record of a key without order that is not free any more, and offer the next one."""
+        free = self._free[key]
+        was_first = free.first == offset
+        free.remove(offset)
+        if free.first is None:
+            del self._free[key]
+        elif was_first:
+            self._offer(key)
 
     def _end_lease(self, offset: int, key: int) -> None:
         assert self._limits is not None, "leases are counted without limits"
@@ -336,8 +364,8 @@ class KeyIndex:
         """Ask for each key whether the new limits allow a record, in several calls of `advance`."""
         self.change_count += 1
         self._now_ms = now_ms
-        self._waiting = {*self._first}
-        self._due = [(now_ms, key) for key in self._first]
+        self._waiting = {*(self._first if self._is_ordered else self._free)}
+        self._due = [(now_ms, key) for key in self._waiting]
         heapify(self._due)
 
     def counted_keys(self) -> Iterable[int]:
@@ -348,11 +376,11 @@ class KeyIndex:
         """Return which keys have records that only a limit holds back."""
         if self._limits is None:
             return LimitedKeys(0, 0, ())
-        waiting = [self._candidate(key) for key in self._limits.full_keys() if key in self._first]
+        waiting = [self._candidate(key) for key in self._limits.full_keys()]
         at_lease_limit = [offset for offset in waiting if offset is not None]
         offsets = at_lease_limit[:LISTED_KEYS_MAX]
         for _, key in self._due[:LISTED_KEYS_MAX]:
-            offset = self._candidate(key) if key in self._first else None
+            offset = self._candidate(key)
             if offset is not None and len(offsets) < LISTED_KEYS_MAX:
                 offsets.append(offset)
         return LimitedKeys(len(at_lease_limit), len(self._waiting), tuple(offsets))
@@ -360,33 +388,15 @@ class KeyIndex:
     # Candidates
 
     def _candidate(self, key: int) -> int | None:
-        """Return the first record of a key that can be leased, as far as the limits allow it."""
-        busy = self._busy
+        """Return the first record of a key that can be leased, as far as the limits allow it; None if there is none."""
         if self._is_ordered:
-            first = self._first[key]
-            return None if first in busy else first
-        offset = self._start.get(key)
-        at = self._first[key] if offset is None else offset
-        while at in busy:
-            following = self._following.get(at)
-            if following is None:
-                self._start[key] = at
-                return None
-            at = following
-        self._start[key] = at
-        return at
-
-    def _next_free(self, offset: int) -> int | None:
-        """Return the first record of a key from `offset`, one of its records, on that can be leased."""
-        at: int | None = offset
-        while at is not None and at in self._busy:
-            at = self._following.get(at)
-        return at
+            first = self._first.get(key)
+            return None if first in self._busy else first
+        free = self._free.get(key)
+        return None if free is None else free.first
 
     def _offer(self, key: int) -> None:
         """Add the candidate of a key to `_ready`; if the rate does not allow it yet, to those that wait."""
-        if key not in self._first:
-            return
         offset = self._candidate(key)
         if offset is None:
             return
@@ -429,9 +439,10 @@ class KeyIndex:
         of offsets in a range. The state must not change while the iterator is in use."""
         self._return_taken()
         ready, taken, keys, limits = self._ready, self._taken, self._keys, self._limits
-        firsts, following, busy, is_ordered = self._first, self._following, self._busy, self._is_ordered
+        following, busy, is_ordered = self._following, self._busy, self._is_ordered
         has_ranges = read is not None or bool(unreadable)
         places: dict[int, int] = {}  # of each key in `next_of_keys`, if there are limits
+        walks: dict[int, Iterator[int]] = {}  # without order, over the further records of a key
         next_of_keys: list[int] = []  # heap of the next offsets of keys whose first one was picked
         first = last = before = -1
         while True:
@@ -444,7 +455,7 @@ class KeyIndex:
                     continue
                 key = keys[offset]
                 if key is not None:
-                    if offset != (firsts[key] if is_ordered else self._candidate(key)):
+                    if offset != self._candidate(key):
                         continue
                     if limits is not None:
                         places[key] = limits.places(key, self._now_ms)
@@ -473,15 +484,16 @@ class KeyIndex:
                 places[key] -= 1
                 if places[key] <= 0:
                     continue
-            next_offset = following.get(offset)
-            if next_offset is None:
-                continue
-            if next_offset not in busy:
+            if is_ordered:
+                next_offset = following.get(offset)
+                if next_offset in busy:
+                    continue
+            else:
+                if key not in walks:
+                    walks[key] = self._free[key].after_first()
+                next_offset = next(walks[key], None)
+            if next_offset is not None:
                 heappush(next_of_keys, next_offset)
-            elif not is_ordered:
-                next_free = self._next_free(next_offset)
-                if next_free is not None:
-                    heappush(next_of_keys, next_free)
         if first >= 0:
             yield first, last
 

@@ -103,11 +103,15 @@ class KeyLimits:
         self._indexes[number] = index
 
     def detach(self, number: int) -> None:
-        """Count the leases of a share partition no longer."""
+        """Count the leases of a share partition no longer, and tell the other indexes which keys have free places
+        again."""
         index = self._indexes.pop(number, None)
-        for key in () if index is None else index.counted_keys():
+        keys = () if index is None else tuple(index.counted_keys())
+        for key in keys:
             self._remove(key)
         self.change_count += 1
+        for key in dict.fromkeys(keys):
+            self._tell_of_place(key)
 
     @property
     def are_leases_known(self) -> bool:
@@ -125,8 +129,11 @@ class KeyLimits:
         """Count a record as leased no longer, and tell all indexes if the key has a free place again."""
         left = self._remove(key)
         if left == self._leases_max - 1:
-            for index in self._indexes.values():
-                index.on_place(key)
+            self._tell_of_place(key)
+
+    def _tell_of_place(self, key: int) -> None:
+        for index in self._indexes.values():
+            index.on_place(key)
 
     def _remove(self, key: int) -> int:
         left = self._leased[key] - 1

@@ -603,13 +603,13 @@ class SharePartitionLeader:
         self.ensure_leader()
         end = self._readable_end(machine.settings)
         keys = _KeyReader(self.partition)
-        while machine.free_key_count < max_records and keys.add_batch(machine, end):
-            pass
-        ranges = self.call_machine(machine.acquirable_ranges, member, max_records, end, self.now_ms())
+        ranges = self._find_ranges(machine, keys, member, max_records, end, self.now_ms())
         if not ranges:
             if machine.is_lease_bound_due:
                 return 1  # the bound advances with the next acquisition
             self._end_key_search(keys)
+        elif keys.is_interrupted:
+            self._dependencies.scheduler.call_soon(self.wake)
         return max_records if len(ranges) >= SCATTERED_READ_RANGES_MAX else count_offsets(ranges)
 
     def counts(self) -> ShareCounts:
@@ -677,18 +677,9 @@ class SharePartitionLeader:
         damage: list[DamagedRange] = []
         keys = _KeyReader(self.partition)
         while True:
-            while machine.free_key_count < max_records and keys.add_batch(machine, end):
-                pass
             # Damaged records do not count towards `max_records`.
             unreadable = sorted((each.first_offset, each.end_offset - 1) for each in damage)
-            ranges = self.call_machine(
-                machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
-            )
-            if machine.next_key_offset is not None:
-                while count_offsets(ranges) < max_records and keys.add_batch(machine, end):
-                    ranges = self.call_machine(
-                        machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
-                    )
+            ranges = self._find_ranges(machine, keys, member, max_records, end, now_ms, unreadable)
             read, slices, found = (
                 self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
             )
@@ -803,6 +794,29 @@ class SharePartitionLeader:
                 batches = aborted_batches(memoryview(part.read()), aborted)
                 found += [(max(low, first), min(high, last)) for low, high in batches if high >= first]
         return found
+
+    def _find_ranges(
+        self,
+        machine: SharePartition,
+        keys: _KeyReader,
+        member: str,
+        max_records: int,
+        end: int,
+        now_ms: float,
+        unreadable: Sequence[tuple[int, int]] = (),
+    ) -> list[tuple[int, int]]:
+        """Return the ranges that `SharePartition.acquirable_ranges` finds. If they have too few records, read more keys
+        of the log first."""
+        while machine.free_key_count < max_records and keys.add_batch(machine, end):
+            pass
+        ranges = self.call_machine(machine.acquirable_ranges, member, max_records, end, now_ms, unreadable)
+        if machine.next_key_offset is not None:
+            # Free records may be held back by a limit.
+            while count_offsets(ranges) < max_records and keys.add_batch(machine, end):
+                ranges = self.call_machine(
+                    machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
+                )
+        return ranges
 
     def _end_key_search(self, keys: _KeyReader) -> None:
         """Continue a search for keys that found no record to offer in a later turn of the event loop, or when the rate
