@@ -429,7 +429,7 @@ def test_no_record_of_a_limited_key_is_offered_before_all_leases_are_known() -> 
     assert machine.acquirable_ranges("b", 10, 20, 0.0) == [(3, 3), (6, 6)]
 
 
-def test_keys_of_a_batch_are_added_up_to_the_first_offset_of_which_nobody_knows_who_has_it() -> None:
+def test_keys_of_a_batch_are_added_as_far_as_its_offsets_are_divided() -> None:
     """A key is isolated in the middle of a batch, and the rest is divided later."""
     numbers = OffsetNumbers(0)
     numbers.append(4)
