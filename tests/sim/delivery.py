@@ -80,7 +80,8 @@ def has_priorities(seed: int) -> bool:
 
 
 def has_limits(seed: int) -> bool:
-    return has_share_group(seed) and seed >= key_limits.FIRST_SEED and not has_fairness(seed)
+    first = fairness.LIMITED_FIRST_SEED if has_fairness(seed) else key_limits.FIRST_SEED
+    return has_share_group(seed) and seed >= first
 
 
 def has_fairness(seed: int) -> bool:
@@ -112,7 +113,8 @@ class Delivery:
         self.members = [Sharer(self, number) for number in range(MEMBERS)]
         if self.limits is not None:
             partitions = dict(enumerate(world.brokers()[0].core.state.topics[TOPIC].partitions))
-            self.changer = LimitChanger(world, GROUP, self.limits, partitions)
+            last = key_limits.LAST_WITH_BACKLOGS if has_fairness(world.seed) else key_limits.LAST
+            self.changer = LimitChanger(world, GROUP, self.limits, partitions, last)
         if has_fairness(world.seed):
             self.switcher = Switcher(world)
 
@@ -528,6 +530,7 @@ class Switcher(Client):
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "switcher")
+        self._keeps_header = has_limits(world.seed)  # they are judged by the keys of the records
         self.run(self._run())
 
     async def _run(self) -> None:
@@ -535,7 +538,7 @@ class Switcher(Client):
         while not self.world.writes_end:
             await self.sleep(self.random.uniform(0.2, 1.8) * pause_ms)
             is_fair = self.random.random() < 0.7
-            header = self.random.choice(("", "", fairness.HEADER))
+            header = self.random.choice(("", "", fairness.HEADER)) if not self._keeps_header else ""
             await self._set({"mansio.share.fair": str(is_fair).lower(), "mansio.share.key.header": header})
 
     async def _set(self, settings: dict[str, str]) -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FIRST_SEED: Final = 700_000
 """Histories with a share group from this seed on have fairness, most of the time."""
 
+LIMITED_FIRST_SEED: Final = 750_000
+"""Those from this seed on have limits by key, too; their group keys are always the keys of the records."""
+
 HEADER: Final = "tenant"
 BOUNDS: Final = (
     (fair_index, "BACKLOG_MAX", 1),

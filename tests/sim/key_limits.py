@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from support.share_history import ShareHistory
 
 FIRST_SEED: Final = 650_000
-"""Histories with a share group from this seed on have limits by key; every other one has priorities, too."""
+"""Histories with a share group from this seed on have limits by key; every other one has priorities, too. Of those
+with fairness, only some have limits (`fairness.LIMITED_FIRST_SEED`)."""
 
 LOOK_MS: Final = 50.0
 """How often the limits of the leaders are looked at."""
@@ -57,6 +58,9 @@ TURNS: Final = (
 )
 LAST: Final = Limits(2, 50.0, 5)
 """In the end, so that all records are delivered soon."""
+
+LAST_WITH_BACKLOGS: Final = Limits(8, 400.0, 20)
+"""In the end of histories with fairness."""
 
 
 class LimitChecker:
@@ -129,13 +133,19 @@ class LimitChanger(Client):
     """Changes the limits of the group again and again."""
 
     def __init__(
-        self, world: World, group: str, checker: LimitChecker, partitions: Mapping[int, object]
+        self,
+        world: World,
+        group: str,
+        checker: LimitChecker,
+        partitions: Mapping[int, object],
+        last: Limits = LAST,
     ) -> None:
         super().__init__(world, "limit changer")
         self.faithful = True
         self._group = group
         self._checker = checker
         self._partitions = partitions
+        self._last = last
         self.changes = 0
         self.run(self._run())
         self.run(self._look())
@@ -153,7 +163,7 @@ class LimitChanger(Client):
             until_ms = self.world.simulation.now_ms + self.random.uniform(1_500, 5_000)
             while not self.world.writes_end and self.world.simulation.now_ms < until_ms:
                 await self.sleep(LOOK_MS)
-        await self._set(LAST)
+        await self._set(self._last)
 
     async def _set(self, limits: Limits) -> None:
         changes = [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import InvalidRecordState, InvalidRequest, MansioError
 from mansio.state.share_partition.machine import ACKNOWLEDGEMENT_TYPES_MAX, SharePartition
+from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange, OffsetNumbers
 from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -426,3 +427,28 @@ def test_no_record_of_a_limited_key_is_offered_before_all_leases_are_known() -> 
     assert machine.acquirable_ranges("b", 10, 20, 0.0) == []
     machine.add_keys(8, {3: 8, 4: 8, 5: 7, 6: 9, 7: 7})
     assert machine.acquirable_ranges("b", 10, 20, 0.0) == [(3, 3), (6, 6)]
+
+
+def test_keys_of_a_batch_are_added_as_far_as_its_offsets_are_divided() -> None:
+    """A key is isolated in the middle of a batch, and the rest is divided later."""
+    numbers = OffsetNumbers(0)
+    numbers.append(4)
+    state = LoadedState(0, 1, 0, 0, 100, 0, (), (), (), None, True, 0)
+    machine = SharePartition(
+        ShareKey("g", bytes(16), 0),
+        SETTINGS._replace(key_leases_max=10),
+        state,
+        leader_epoch=1,
+        log_start=0,
+        log_end=8,
+        high_watermark=8,
+        now_ms=0.0,
+        wall_ms=0,
+        own=NumberedOffsets(numbers, 0),
+    )
+    keys = dict.fromkeys(range(8), 7)
+    machine.add_keys(8, keys)
+    assert machine.acquirable_ranges("a", 10, 8, 0.0) == [(0, 3)]
+    numbers.append(8, [NumberedRange(4, 5, 16)])
+    machine.add_keys(8, keys)
+    assert machine.acquirable_ranges("a", 10, 8, 0.0) == [(0, 3), (6, 7)]

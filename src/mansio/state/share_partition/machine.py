@@ -547,6 +547,8 @@ class SharePartition:
         have no group key and the offsets that have no record. Offsets of others below `next_key_offset` are
         passed."""
         key_index, ranges = self._in_flight.key_index, self._in_flight.ranges
+        if self._own is not None:
+            end = min(end, self._own.end)  # it is not known yet who has the offsets from there on
         if key_index is None or end <= key_index.scanned_end:
             return
         begin = key_index.scanned_end
