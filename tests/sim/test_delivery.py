@@ -24,6 +24,7 @@ BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
 
 FAIRNESS_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", examples(3, 3, 30)))
+LIMITED_SEEDS = 6
 LOST_A_RECORD = fairness.FIRST_SEED + 1013
 """A leader that did not know the high watermark yet removed a backlog queue with a record that was not done."""
 
@@ -95,6 +96,7 @@ def test_no_history_of_some_tens_exceeds_a_limit_by_key() -> None:
 @pytest.mark.timeout(600)
 def test_no_history_with_fairness_undoes_loses_or_doubles_a_delivery() -> None:
     run(fairness.FIRST_SEED, FAIRNESS_SEEDS)
+    run(fairness.LIMITED_FIRST_SEED, LIMITED_SEEDS)
     for seed in (LOST_A_RECORD, BEGAN_TOO_LATE, DOUBLED_A_DELIVERY):
         run(seed, 1)
 

@@ -21,6 +21,7 @@ NIGHTLY_FIRSTS = [
         priorities.FIRST_SEED,
         key_limits.FIRST_SEED,
         fairness.FIRST_SEED,
+        fairness.LIMITED_FIRST_SEED,
     )
     for first in range(kind + 1000, kind + 1000 + NIGHTLY_SEEDS // 2, TOGETHER)
 ]

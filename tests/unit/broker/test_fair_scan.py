@@ -24,6 +24,7 @@ from mansio.state.share_partition.types import (
 )
 from mansio.testing.scheduler import Simulation
 from mansio.wire.batch.record_batch import build_batch
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -344,3 +345,32 @@ def test_records_of_a_backlog_queue_are_known_whatever_can_be_read_now() -> None
             own=index.offsets_of(QUEUE),
         )
         assert machine.has_records is expected, name
+
+
+def test_what_base_has_not_passed_after_a_loss_is_passed_before_its_numbers_are_forgotten() -> None:
+    """A leader that goes on after an update was lost finds passed offsets of a backlog queue AVAILABLE in `BASE`."""
+    index = FairIndex(0, (), 0, "")
+    index.append(100, [NumberedRange(10, 19, QUEUE)])
+    state = STORED._replace(
+        start_offset=5,
+        changes=(StateBatch(5, 9, 1, 1, holder="m"), StateBatch(10, 29, 0, 1), StateBatch(30, 39, 1, 1)),
+    )
+    machine = SharePartition(
+        ShareKey("g", bytes(16), 0),
+        FAIR,
+        state,
+        leader_epoch=0,
+        log_start=0,
+        log_end=100,
+        high_watermark=100,
+        now_ms=0,
+        wall_ms=0,
+        own=index.offsets_of(BASE),
+    )
+    assert machine.passed_end == 10
+    update = present(machine.pass_others())
+    assert [(each.first, each.last, each.state) for each in update.changes] == [(10, 19, 2)]
+    assert machine.passed_end == 10, "it is not stored"
+    machine.mark_persisted(update.token)
+    assert machine.passed_end == machine.ranges.end == 40
+    assert machine.pass_others() is None

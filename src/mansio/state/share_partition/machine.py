@@ -476,6 +476,10 @@ class SharePartition:
 
     def _pass_others(self, own: OwnOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:
         """Pass the offsets of other share partitions below `before`, so that they become one range with own ones."""
+        return self._pass(self._free_others(own, before), token, member)
+
+    def _free_others(self, own: OwnOffsets, before: int) -> list[tuple[int, int]]:
+        """Return the ranges of offsets of other share partitions below `before` that are not passed."""
         ranges = self._in_flight.ranges
         free = [
             (batch.first, min(batch.last, before - 1))
@@ -483,21 +487,20 @@ class SharePartition:
         ]
         if before > ranges.end:
             free.append((ranges.end, before - 1))
-        others = (part for each in free for part in difference([each], [*own.within(*each)]))
-        return self._pass([*others], token, member)
+        return [part for each in free for part in difference([each], [*own.within(*each)])]
 
     def pass_others(self) -> Update | None:
-        """Pass the offsets of other share partitions that follow those that were leased, up to the next own one.
-        Returns the update, or None if there are none."""
-        own, end = self._own, self._in_flight.ranges.end
+        """Pass the offsets of other share partitions below the first own one that was never leased. Returns the update,
+        or None if there are none."""
+        own, ranges = self._own, self._in_flight.ranges
         if own is None:
             return None
-        following = own.first_at_or_above(end)
-        before = own.end if following is None else following
-        if before <= end:
+        following = own.first_at_or_above(ranges.end)
+        others = self._free_others(own, own.end if following is None else following)
+        if not others:
             return None
         token = self._in_flight.begin_update()
-        return self._update(token, self._pass([(end, before - 1)], token, ""), durable=False)
+        return self._update(token, self._pass(others, token, ""), durable=False)
 
     def _pass(self, free: Iterable[tuple[int, int]], token: int, member: str) -> list[InFlightBatch]:
         """Pass free offsets, as if `member` had acknowledged them at their first delivery."""
@@ -859,8 +862,15 @@ class SharePartition:
     @property
     def passed_end(self) -> int:
         """Offset below which each offset of other share partitions was passed, according to stored updates."""
-        ranges = self._in_flight.ranges
-        return next((each.first for each in ranges if each.pending_token != NOT_PENDING), ranges.end)
+        ranges, own = self._in_flight.ranges, self._own
+        for each in ranges:
+            is_done = each.state in TERMINAL and each.pending_token == NOT_PENDING
+            if not is_done and (
+                each.pending_token != NOT_PENDING
+                or (own is not None and own.count(each.first, each.last) < each.size)
+            ):
+                return each.first
+        return ranges.end
 
     @property
     def undelivered_from(self) -> int:
