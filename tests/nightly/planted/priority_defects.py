@@ -14,14 +14,14 @@ PRIORITY_DEFECTS = (
     Defect(
         "urgent record moves the start past records of its own priority",
         "state/share_partition/machine.py",
-        "others = (part for each in free for part in difference([each], [*own.within(*each)]))",
-        "others = iter(free)",
+        "return [part for each in free for part in difference([each], [*own.within(*each)])]",
+        "return free",
         MODEL,
     ),
     Defect(
         "records of other priorities keep the start back",
         "state/share_partition/machine.py",
-        "return self._pass([*others], token, member)",
+        "return self._pass(self._free_others(own, before), token, member)",
         "return []",
         MODEL,
     ),

@@ -22,6 +22,7 @@ from mansio.cli.broker.serve import SystemdNotifier
 from mansio.config.listeners import SecurityProtocol
 from mansio.config.settings import SPECIFICATIONS
 from mansio.config.sources import load_settings
+from mansio.host.item_turns import Work
 from mansio.state.quota import CONTROLLER_MUTATION_RATE
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
@@ -265,7 +266,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "tests/system/cluster looks at those"
     )
     settings = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", DOCUMENT)) - named
-    reasons = {
+    reasons = {work.value for work in Work} | {
         "log_failed",
         "log_corrupt",
         "partition_not_open",

@@ -874,9 +874,14 @@ class SharePartition:
 
     @property
     def undelivered_from(self) -> int:
-        """Offset below which each record was delivered, or is done, according to stored updates."""
+        """Offset below which each record was delivered, or is done, according to stored updates. The state does not
+        have the withheld ones yet."""
         ranges = self._in_flight.ranges
-        undelivered = (each.first for each in ranges if each.state == AVAILABLE and not each.deliveries)
+        undelivered = (
+            each.first
+            for each in ranges
+            if each.state == WITHHELD or (each.state == AVAILABLE and not each.deliveries)
+        )
         return min(next(undelivered, ranges.end), self.passed_end)
 
     def undone_ranges(self) -> list[tuple[int, int]]:

@@ -374,7 +374,7 @@ def _without_delivered(isolation: Isolation, state: LoadedState, queue: LoadedSt
     the keys before are not read again."""
     if queue is None or not state.is_complete:
         return isolation
-    delivered = min(delivered_end_of(queue), decided_end_of(state, 0))
+    delivered = min(delivered_end_of(queue), delivered_end_of(state))
     return isolation._replace(first=max(isolation.first, min(delivered - 1, isolation.end)))
 
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.share.fair_scan import (
     FairScan,
-    decided_end_of,
     delivered_end_of,
     load_index,
     undone_ranges_of,
@@ -476,9 +475,7 @@ class SharePartitionLeader:
         scan = FairScan(self, index, self._dependencies.scheduler, self._notify_of_queues)
         for number, queue in queues.items():
             index.pin(number, undone_ranges_of(queue))
-        await scan.load(
-            min([decided_end_of(state, 0), *[delivered_end_of(each) for each in queues.values()]])
-        )
+        await scan.load(min(delivered_end_of(each) for each in (state, *queues.values())))
         self.fair_scan, self.index = scan, index
         return index
 
