@@ -74,7 +74,7 @@ class Machine:
     def undone_ranges(self) -> list[tuple[int, int]]:
         return self.undone
 
-    def pass_others(self) -> None:
+    def pass_others(self, readable_end: int) -> None:
         """Nothing: the test sets the ends."""
 
     def set_isolations(self, isolations: object) -> object:
@@ -368,9 +368,29 @@ def test_what_base_has_not_passed_after_a_loss_is_passed_before_its_numbers_are_
         own=index.offsets_of(BASE),
     )
     assert machine.passed_end == 10
-    update = present(machine.pass_others())
+    update = present(machine.pass_others(100))
     assert [(each.first, each.last, each.state) for each in update.changes] == [(10, 19, 2)]
     assert machine.passed_end == 10, "it is not stored"
     machine.mark_persisted(update.token)
     assert machine.passed_end == machine.ranges.end == 40
-    assert machine.pass_others() is None
+    assert machine.pass_others(100) is None
+
+
+def test_offsets_that_are_not_committed_are_not_passed() -> None:
+    """A new leader may have other records there."""
+    index = FairIndex(0, (), 0, "")
+    index.append(100, [NumberedRange(10, 99, QUEUE)])
+    machine = SharePartition(
+        ShareKey("g", bytes(16), 0),
+        FAIR,
+        STORED._replace(start_offset=10),
+        leader_epoch=0,
+        log_start=0,
+        log_end=100,
+        high_watermark=60,
+        now_ms=0,
+        wall_ms=0,
+        own=index.offsets_of(BASE),
+    )
+    update = present(machine.pass_others(60))
+    assert [(each.first, each.last) for each in update.changes] == [(10, 59)]

@@ -489,14 +489,16 @@ class SharePartition:
             free.append((ranges.end, before - 1))
         return [part for each in free for part in difference([each], [*own.within(*each)])]
 
-    def pass_others(self) -> Update | None:
-        """Pass the offsets of other share partitions below the first own one that was never leased. Returns the update,
-        or None if there are none."""
+    def pass_others(self, readable_end: int) -> Update | None:
+        """Pass the offsets of other share partitions below the first own one that was never leased, and below
+        `readable_end`: records that are not committed may be replaced by others. Returns the update, or None if there
+        are none."""
         own, ranges = self._own, self._in_flight.ranges
         if own is None:
             return None
         following = own.first_at_or_above(ranges.end)
-        others = self._free_others(own, own.end if following is None else following)
+        before = own.end if following is None else following
+        others = self._free_others(own, min(before, readable_end))
         if not others:
             return None
         token = self._in_flight.begin_update()

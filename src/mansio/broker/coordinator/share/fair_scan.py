@@ -308,7 +308,9 @@ class FairScan:
         if len(queues) == len(index.numbers) - 1 and all(queue.is_ready for queue in queues):
             for each in (leader, *queues):  # otherwise the start of one that has no more records would stay
                 try:
-                    each.persist_in_background(each.call_machine(each.state_machine.pass_others))
+                    each.persist_in_background(
+                        each.call_machine(each.state_machine.pass_others, leader.group_end())
+                    )
                 except MansioError:
                     return  # it has ended
             index.note_undelivered(BASE, leader.state_machine.passed_end)
