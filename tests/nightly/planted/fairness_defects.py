@@ -176,8 +176,8 @@ FAIRNESS_DEFECTS = (
     Defect(
         "a backlog queue goes on with its state from before the group was set back",
         SCAN,
-        "if new := {each.number for each in isolations} - known:",
-        "if new := set():",
+        "if new := [each for each in isolations if each.number not in known]:",
+        "if new := []:",
         (f"{QUEUES}::test_a_state_of_a_backlog_queue_from_before_the_group_was_set_back_is_not_used",),
     ),
     Defect(

@@ -112,8 +112,8 @@ PRIORITY_DEFECTS = (
     Defect(
         "offsets of one priority are reset only",
         "broker/services/share_groups/share_offsets.py",
-        "elif summary is not None or one.number == BASE:",
-        "elif one.number == BASE:",
+        "if summary is not None or one.number == BASE:",
+        "if one.number == BASE:",
         (COMPONENT,),
     ),
     Defect(

@@ -90,7 +90,7 @@ class Leader:
         self.end_error: Exception | None = None
         self.is_ready, self.has_writes = True, False
         self.writes: list[Callable[[Any], None]] = []
-        self.deleted: list[int] = []
+        self.resets: list[tuple[int, int]] = []
         self.state_machine = Machine()
 
     def group_end(self) -> int:
@@ -105,8 +105,8 @@ class Leader:
     def persist_in_background(self, update: object) -> None:
         pass
 
-    async def delete_state_of(self, number: int) -> None:
-        self.deleted.append(number)
+    async def reset_state_of(self, number: int, start: int) -> None:
+        self.resets.append((number, start))
 
     def store_all(self) -> None:
         writes, self.writes = self.writes, []
@@ -209,14 +209,14 @@ def test_numbers_are_kept_down_to_the_lowest_record_that_is_not_delivered() -> N
 def test_a_backlog_queue_begins_without_a_state_of_another_time() -> None:
     scene = Scene(["noisy"] * 300)
     scene.read()
-    assert scene.base.deleted == [QUEUE]
+    assert scene.base.resets == [(QUEUE, BACKLOG_MAX)]
     queue = scene.attach()
     queue.state_machine.ranges.end = scene.base.state_machine.ranges.end = 300
     scene.review()
     scene.log.keys += ["noisy"] * 200
     scene.read()
     assert scene.index.isolated_count == 1
-    assert scene.base.deleted == [QUEUE], "its state is needed"
+    assert len(scene.base.resets) == 1, "its state is needed"
 
 
 def test_a_group_with_fairness_needs_no_numbers_after_its_backlogs() -> None:

@@ -67,7 +67,7 @@ class FairLeader(Protocol):
     def state_machine(self) -> SharePartition: ...
     def group_end(self) -> int: ...
     def call_machine(self, method: Callable[..., T], *args: Any) -> T: ...
-    async def delete_state_of(self, number: int) -> None: ...
+    async def reset_state_of(self, number: int, start: int) -> None: ...
     def persist_in_background(self, update: Update | None) -> None: ...
     def store(self, updates: Sequence[Update], on_stored: Callable[[MansioError | None], None]) -> None: ...
     def wake(self) -> None: ...
@@ -246,16 +246,17 @@ class FairScan:
             return
         self._is_storing = True
         known = {each.number for each in self.index.isolations}
-        if new := {each.number for each in isolations} - known:
-            self._scheduler.spawn(self._discard_and_store(new, isolations), name="isolate a key")
+        if new := [each for each in isolations if each.number not in known]:
+            self._scheduler.spawn(self._reset_and_store(new, isolations), name="isolate a key")
         else:
             self._begin_store(isolations)
 
-    async def _discard_and_store(self, numbers: set[int], isolations: tuple[Isolation, ...]) -> None:
-        """Delete states that backlog queues have from before the state of `BASE` was created, and store isolations."""
+    async def _reset_and_store(self, new: Sequence[Isolation], isolations: tuple[Isolation, ...]) -> None:
+        """Replace states that backlog queues may have from before the state of `BASE` was created, and store
+        isolations. `new`: those of backlog queues that had none."""
         try:
-            for number in numbers:
-                await self._leader.delete_state_of(number)
+            for each in new:
+                await self._leader.reset_state_of(each.number, each.first)
         except MansioError:
             self._is_storing = False  # the keys are read again when a member asks for records
             self.reconfigure(self._leader.state_machine.settings)

@@ -479,9 +479,12 @@ class SharePartitionLeader:
         self.fair_scan, self.index = scan, index
         return index
 
-    async def delete_state_of(self, number: int) -> None:
-        """Delete the state of another share partition of this group and topic partition."""
-        await self._dependencies.persister.delete(self.key._replace(number=number))
+    async def reset_state_of(self, number: int, start: int) -> None:
+        """Give another share partition of this group and topic partition an empty state that begins at `start`. Its
+        state epoch fences late requests about a former state, which a deletion would not."""
+        persister, key = self._dependencies.persister, self.key._replace(number=number)
+        summary = await persister.summary(key)
+        await persister.initialize(key, 1 if summary is None else summary.state_epoch + 1, start)
 
     def _notify_of_queues(self) -> None:
         self._dependencies.on_queues_changed(self.key)

@@ -25,7 +25,7 @@ from mansio.errors import (
 )
 from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acls import Operation, ResourceType
-from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, ShareKey
+from mansio.state.share_partition.types import BASE, ShareKey
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
@@ -271,13 +271,11 @@ class ShareOffsetService:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
         await manager.wait_until_dead_lettered(key)
-        # In reverse, because only the state of `BASE` says that there are backlog queues: without a state, a backlog
-        # queue begins with its next isolation, and any other one where `BASE` does.
-        for one in (await manager.keys_of(key))[::-1]:
+        for one in await manager.keys_of(
+            key
+        ):  # a state that does not exist yet begins where the first one does
             summary = await manager.persister.summary(one)
-            if one.number in BACKLOG_QUEUES:
-                await manager.persister.delete(one)
-            elif summary is not None or one.number == BASE:
+            if summary is not None or one.number == BASE:
                 state_epoch = 0 if summary is None else summary.state_epoch + 1
                 await manager.persister.initialize(one, state_epoch, start_offset)
             manager.drop(one)
