@@ -40,7 +40,7 @@ from mansio.state.share_partition.types import (
 from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mansio.state.share_partition.share_index import OwnOffsets
     from mansio.state.share_partition.types import (
@@ -301,8 +301,13 @@ def restore_in_flight_batches(
     for change in state.changes:
         if change.last < state.start_offset:
             continue
-        for batch in in_flight.ranges.split(max(change.first, state.start_offset), change.last):
-            batch.restore(change, lock_ms=lock_ms, now_ms=now_ms, wall_ms=wall_ms)
+        first = max(change.first, state.start_offset)
+        parts: Iterable[tuple[int, int]] = [(first, change.last)]
+        if own is not None and change.state == AVAILABLE and change.last < own.end:
+            parts = own.within(first, change.last)  # others were passed, which a lost update did not store
+        for part in parts:
+            for batch in in_flight.ranges.split(*part):
+                batch.restore(change, lock_ms=lock_ms, now_ms=now_ms, wall_ms=wall_ms)
     if not state.is_complete:
         _withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0), own)
     in_flight.restore_counts()

@@ -21,7 +21,7 @@ from mansio.host.item_turns import ItemTurns, Work
 from mansio.state.share_partition.dead_letters import merge_intervals
 from mansio.state.share_partition.fairness.fair_index import FairIndex
 from mansio.state.share_partition.in_flight import TERMINAL
-from mansio.state.share_partition.types import BASE, OPEN_END
+from mansio.state.share_partition.types import AVAILABLE, BASE, OPEN_END
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_group_keys
@@ -342,10 +342,11 @@ def decided_end_of(state: LoadedState, log_end: int) -> int:
 
 
 def delivered_end_of(state: LoadedState) -> int:
-    """Return the offset below which a share partition has delivered all records, according to its stored state."""
+    """Return an offset below which a share partition has delivered all records and passed all of others, according to
+    its stored state. It may be too low: of what is AVAILABLE, it is not known whose it is."""
     end = state.start_offset
     for each in state.changes:
-        if each.first > end:
+        if each.first > end or each.state == AVAILABLE:
             break
         end = max(end, each.last + 1)
     return end
