@@ -158,6 +158,8 @@ class Delivery:
         end = self.ends[key.partition] = share_partition.partition.end_offset
         resting = self._resting_by_a_wrong_clock(share_partition)
         counts = share_partition.state_machine.counts(share_partition.now_ms())
+        if has_fairness(self.world.seed):  # a leader to which no member came does not know the end of the log
+            counts = share_partition.counts()
         index = share_partition.index
         is_read = (share_partition.state_machine.ranges if index is None else index).end >= end
         is_held = (self.keys is not None or self.limits is not None) and bool(resting)
