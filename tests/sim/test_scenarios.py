@@ -8,7 +8,7 @@ from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.routing.routed_clients import RoutedClients
 from mansio.config.addresses import Address
-from mansio.metadata.metadata_store import Put, encode
+from mansio.metadata.metadata_store import Put, decode, encode
 from sim.brokers import TTL_MS
 from sim.clients import TOPIC
 from sim.world import World
@@ -36,6 +36,33 @@ def test_a_broker_that_dies_again_before_it_is_registered_still_knows_that_its_d
     again = world.network.brokers[broker.node_id]
     assert not again.ready, "its old session stands"
     assert (topic.topic_id, 0) in again.cluster_member._replica_manager.lost_logs()  # type: ignore[union-attr]
+
+
+def test_a_lost_log_of_a_replica_that_is_not_in_sync_stays_lost_until_the_broker_has_registered() -> None:
+    """A late fetch request of the process that lost the disk can put the broker back into the in-sync set while its
+    old session is alive. After another restart it must not take the empty log that it made for its old one."""
+    world = World(0, faults_ms=200)
+    world.run()
+    topic = world.brokers()[0].core.state.topics[TOPIC]
+    node_id = next(one for one in topic.partitions[0].replicas if one != topic.partitions[0].leader)
+    world.lose_disk(world.network.brokers[node_id])
+    for put_back in (False, True):
+        entry = next(
+            entry
+            for entry in world.etcd.list("/mansio/").entries
+            if "/parts/" in entry.key and entry.key.endswith(f"{topic.topic_id}/0")
+        )
+        document = decode(entry.key, entry.value)
+        document["isr"] = [one for one in topic.partitions[0].isr if one != node_id or put_back]
+        document["part_epoch"] += 1
+        world.etcd.transact([], [Put(entry.key, encode(document, "test"))])
+        world.start(node_id, world.network.brokers[node_id].disk)
+        world.simulation.run_for(100)
+        started = world.network.brokers[node_id]
+        assert not started.ready, "its old session is alive"
+        lost_logs = started.cluster_member._replica_manager.lost_logs()  # type: ignore[union-attr]
+        assert (topic.topic_id, 0) in lost_logs
+        started.die()
 
 
 class NewerMetadata:

@@ -193,16 +193,17 @@ class ClusterMember:
         """Return a predicate that is true for partitions that may have no directory on this broker because they are
         new.
 
-        It is used when the broker has no list of the partitions that it hosts. A partition may be new if this broker is
-        not in sync, or if its state is unchanged since its creation and the data directory is the one with which this
-        broker has registered. A missing directory of any other partition means that its log is lost.
+        It is used when the broker has no list of the partitions that it hosts. With the data directory with which this
+        broker has registered, a partition may be new if this broker is not in sync, or if the partition's state is
+        unchanged since its creation. Any other missing directory means that the log is lost: also that of a replica
+        that is not in sync, because a late fetch request of an earlier process can still put it back into the set.
         """
         trusted = await self._is_own_data_directory()
         node_id = self._settings.node_id
 
         def is_new(state: PartitionState) -> bool:
             untouched = state.leader_epoch == 0 and state.partition_epoch == 0
-            return node_id not in state.isr or (trusted and untouched)
+            return trusted and (node_id not in state.isr or untouched)
 
         return is_new
 
@@ -259,6 +260,7 @@ class ClusterMember:
             scheduler=self._host_ports.scheduler,
             remove=remove,
             give_up=self._resign,
+            has_session=lambda: self.session is not None,
             on_role_applied=on_role,
             on_topics_created=on_topics_created,
         )

@@ -130,11 +130,14 @@ def test_directory_that_the_disk_does_not_list_costs_its_own_partition_and_no_ot
     assert isinstance(served, Partition)
 
 
-def test_partition_that_is_gone_begins_again_where_no_replica_counts_on_it() -> None:
+def test_partition_that_is_gone_is_lost_also_where_it_is_not_in_sync_and_begins_again_on_request() -> None:
     before = Broker()
     before.start(topic(1, touched=False))
-    (kept,) = before.registered().after_power_loss(topic(1)).start(topic(1, isr=(1,)))
-    assert isinstance(kept, Partition)
+    broker = before.registered().after_power_loss(topic(1))
+    assert isinstance(broker.start(topic(1, isr=(1,)))[0], CorruptLog)
+    broker.do(broker.partitions.recreate(topic(1, isr=(1,)), 0))
+    (begun,) = broker.partitions.partitions_or_errors(topic(1, isr=(1,)))
+    assert isinstance(begun, Partition)
 
 
 def test_what_is_missing_on_another_disk_is_lost_at_every_start_until_the_broker_has_registered() -> None:

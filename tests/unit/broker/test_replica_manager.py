@@ -37,6 +37,7 @@ class ReplicaManagerBench:
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[UUID, Topic] = {}
         self.tell: Any = None
+        self.has_session = True
         self.replica_manager = ReplicaManager(
             NODE,
             partitions=self,  # type: ignore[arg-type]  # enough of one
@@ -45,6 +46,7 @@ class ReplicaManagerBench:
             scheduler=self.simulation.scheduler("broker"),
             remove=self.remove,
             give_up=self.note_given_up,
+            has_session=lambda: self.has_session,
             on_role_applied=lambda _: None,
             on_topics_created=self.made,
         )
@@ -180,3 +182,30 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
     bench.tell(TopicChange(None, made))
     bench.simulation.run_for(20_000)
     assert tries == ([] if lost else ["t-0"] * 3)
+
+
+def test_a_lost_log_is_not_replaced_before_this_broker_has_registered() -> None:
+    """An earlier process's session may be alive, and a late fetch request of that process puts the broker back into
+    the in-sync set; a replacement that exists by then is no longer recognized as a lost log."""
+    bench = ReplicaManagerBench()
+    state = PartitionState((NODE, 2), 2, 0, (2,))
+    made = dataclasses.replace(topic("t"), partitions=(state,))
+    opened: list[Any] = [CorruptLog("the directory is missing")]
+    bench.partitions_or_errors = lambda topic: opened
+    recreated: list[str] = []
+
+    async def recreate(found: Topic, index: int) -> None:
+        recreated.append(f"{found.name}-{index}")
+        bench.replica_manager.stop()
+
+    bench.recreate = recreate  # type: ignore[attr-defined]
+    bench.topics["t"] = bench.topics_by_id[made.topic_id] = made
+    bench.has_session = False
+    bench.tell(TopicChange(None, made))
+    bench.simulation.run_for(5000)
+    assert not recreated
+    assert list(bench.replica_manager.lost_logs()) == [(made.topic_id, 0)]
+    bench.has_session = True
+    bench.replica_manager.apply_all()
+    bench.simulation.run_for(5000)
+    assert recreated == ["t-0"]

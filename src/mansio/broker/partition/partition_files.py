@@ -132,7 +132,7 @@ class PartitionFiles:
         state = topic.partitions[index]
         if self.hosted is None or not self.hosted.exists:
             return not is_new(state)
-        return self._settings.node_id in state.isr and self.hosted.contains(topic.topic_id, index)
+        return self.hosted.contains(topic.topic_id, index)
 
     def _record_hosted(
         self, replicas: Sequence[AssignedReplica], results: dict[int, Opened | StorageError]

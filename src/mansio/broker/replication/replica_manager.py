@@ -52,6 +52,7 @@ class ReplicaManager:
 
     `remove(topic)` closes a topic's open partitions and removes its data. `give_up(partitions)` requests that other
     brokers lead the partitions (topic id, index) whose log failed on this broker or could not be opened.
+    `has_session()` returns whether this process has registered; only then are lost logs replaced.
     `on_role_applied(partition)` is called for every applied role, `on_topics_created(revision)` after topics were
     created, with the revision of the image.
     """
@@ -66,6 +67,7 @@ class ReplicaManager:
         scheduler: Scheduler,
         remove: Callable[[Topic], Awaitable[None]],
         give_up: Callable[[list[tuple[UUID, int]]], Awaitable[int]],
+        has_session: Callable[[], bool],
         on_role_applied: Callable[[Partition], None],
         on_topics_created: Callable[[int], Awaitable[None]],
     ) -> None:
@@ -76,6 +78,7 @@ class ReplicaManager:
         self._scheduler = scheduler
         self._remove = remove
         self._give_up = give_up
+        self._has_session = has_session
         self._on_role_applied = on_role_applied
         self._on_topics_created = on_topics_created
         self._under_min_isr_log = UnderMinIsrLog(scheduler)
@@ -174,7 +177,11 @@ class ReplicaManager:
         state = topic.partitions[index]
         if self._node_id not in state.replicas or isinstance(opened, Partition):
             return False
-        return opened is None or self._node_id not in state.isr or self._must_retry_open(topic, index, opened)
+        if opened is None or self._must_retry_open(topic, index, opened):
+            return True
+        # As long as the session of an earlier process is alive, a late copy of its fetch requests can put this broker
+        # back into the in-sync set. The log must be known as lost until then, also after another restart.
+        return self._node_id not in state.isr and self._has_session()
 
     # The task
 
