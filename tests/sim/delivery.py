@@ -195,6 +195,9 @@ class Delivery:
             if span.state == AVAILABLE
             for offset in range(span.first, span.last + 1)
         } | set(range(ranges.end, share_partition.partition.end_offset))
+        if (index := share_partition.index) is not None:
+            own = index.offsets_of(share_partition.key.number)
+            waiting = {offset for offset in waiting if own.count(offset, offset)}
         keys: dict[int, bytes | None] = {
             record.offset: record.key
             for batch in log.batches(max(ranges.start, log.start_offset))

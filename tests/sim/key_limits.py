@@ -78,9 +78,9 @@ class LimitChecker:
         self.checked_rates = 0
 
     def look(self, partition: int, now_ms: float) -> None:
-        """Look at the limits of a partition."""
+        """Look at the limits of a partition. They are unknown while no leader has loaded its state."""
         found = self._limits_of(partition)
-        if not found or found == {self._now.get(partition)}:
+        if found == {self._now.get(partition)}:
             return
         self._now[partition] = next(iter(found)) if len(found) == 1 else None
         self._since_ms[partition] = now_ms
