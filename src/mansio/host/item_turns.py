@@ -6,7 +6,7 @@ the end of a turn is a *slice* of that work; the longest one of each `Work` is a
 
 Invariants:
 * A turn has at least one item, and at most `items_max`. Only the items between two looks at the clock exceed its time.
-* What the clock shows decides only when other work runs, never what is done.
+* The clock only decides when other work runs. It does not change what the work does.
 """
 
 from __future__ import annotations

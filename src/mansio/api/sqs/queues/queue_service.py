@@ -236,7 +236,7 @@ class QueueService:
             await self._admin(caller).create_topic(name, partitions=1 if is_fifo else -1, config=config)
         except TopicAlreadyExists:
             return await self._existing(await self._created(name), attributes, caller)
-        await self._configure(name, wanted, caller)
+        await self._configure(name, wanted, caller, is_new=True)
         queue = self._find(name)
         with contextlib.suppress(AuthorizationFailed):  # the first receive does it, if another user receives
             await self._services.leases.register(queue.group, [name], caller=caller)
@@ -269,8 +269,11 @@ class QueueService:
         await self._configure(queue.name, queue.attributes, caller)
         return queue
 
-    async def _configure(self, name: str, attributes: QueueAttributes, caller: Caller) -> None:
-        """Set the settings of the group, and let the dead-letter queue accept dead letters."""
+    async def _configure(
+        self, name: str, attributes: QueueAttributes, caller: Caller, *, is_new: bool = False
+    ) -> None:
+        """Set the settings of the group, and let the dead-letter queue accept dead letters. A new standard queue is
+        fair; later that is the operator's setting."""
         redrive = attributes.redrive
         await self._admin(caller).alter_group_config(
             GROUP_PREFIX + name,
@@ -282,6 +285,7 @@ class QueueService:
                 ),
                 "mansio.retry.backoff.ms": "0",
                 "mansio.share.order": "key" if attributes.is_fifo else "none",
+                **({"mansio.share.fair": "true"} if is_new and not attributes.is_fifo else {}),
                 "mansio.deadletterqueue.enable": "false" if redrive is None else "true",
                 "errors.deadletterqueue.topic.name": None if redrive is None else redrive.queue,
             },
