@@ -150,13 +150,20 @@ class Delivery:
             if shares is None:
                 yield f"{name} is not loaded"
                 continue
+            rests = {each.key.number: self._rests_by_a_wrong_clock(each) for each in shares.leaders}
+            offsets = {place.offset for each in rests.values() for place in each}
             for share_partition in shares.leaders:
-                yield from self._reasons_of(leader, share_partition, name)
+                resting = rests[share_partition.key.number]
+                if held := offsets if self.limits is not None else {place.offset for place in resting}:
+                    resting = resting + self._behind(share_partition, held)
+                self.resting.update(dict.fromkeys(resting))
+                yield from self._reasons_of(leader, share_partition, name, resting)
 
-    def _reasons_of(self, leader: Any, share_partition: SharePartitionLeader, name: str) -> Iterator[str]:
+    def _reasons_of(
+        self, leader: Any, share_partition: SharePartitionLeader, name: str, resting: list[Place]
+    ) -> Iterator[str]:
         key = share_partition.key
         end = self.ends[key.partition] = share_partition.partition.end_offset
-        resting = self._resting_by_a_wrong_clock(share_partition)
         counts = share_partition.state_machine.counts(share_partition.now_ms())
         if has_fairness(self.world.seed):  # a leader to which no member came does not know the end of the log
             counts = share_partition.counts()
@@ -168,12 +175,12 @@ class Delivery:
             start = share_partition.state_machine.ranges.start
             yield f"{name} share partition {key.number} begins at {start} of {end}: {counts} {problem}"
 
-    def _resting_by_a_wrong_clock(self, share_partition: SharePartitionLeader) -> list[Place]:
+    def _rests_by_a_wrong_clock(self, share_partition: SharePartitionLeader) -> list[Place]:
         """A rest is stored by the wall's time, so a wall that was wrong by a day when it was written, or read, makes
         one that long. What was withheld rests as long as a lease."""
         longest_ms = max(2 * BACKOFF_MS_MAX, self.lock_ms)
         latest_ms, until_ms = self.world.wall_ms() + longest_ms, share_partition.now_ms() + longest_ms
-        found = [
+        return [
             Place(share_partition.key.partition, offset)
             for span in share_partition.state_machine.ranges
             if span.state == AVAILABLE
@@ -181,13 +188,12 @@ class Delivery:
             and (span.due_ms > latest_ms or span.deadline_ms > until_ms)
             for offset in range(span.first, span.last + 1)
         ]
-        if found and (self.keys is not None or self.limits is not None):
-            found += self._behind(share_partition, {place.offset for place in found})
-        self.resting.update(dict.fromkeys(found))
-        return found
 
     def _behind(self, share_partition: SharePartitionLeader, resting: set[int]) -> list[Place]:
-        """What is not done and waits for one of the same key that rests."""
+        """What is not done and waits for one of the same key that rests, in this share partition or, with limits, in
+        another one: what may have been leased counts as leased."""
+        if self.keys is None and self.limits is None:
+            return []
         ranges, log = share_partition.state_machine.ranges, share_partition.partition.log
         waiting = {
             offset
@@ -200,7 +206,7 @@ class Delivery:
             waiting = {offset for offset in waiting if own.count(offset, offset)}
         keys: dict[int, bytes | None] = {
             record.offset: record.key
-            for batch in log.batches(max(ranges.start, log.start_offset))
+            for batch in log.batches(log.start_offset)
             for record in read_records(batch, output_bytes_max=1 << 24)
         }
         held = {keys.get(offset) for offset in resting} - {None}
