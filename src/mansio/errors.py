@@ -648,6 +648,13 @@ class ElectionNotNeeded(RequestError):
     kafka_code = 84
 
 
+class BrokerIdNotRegistered(RequestError):
+    """No broker with this id is registered."""
+
+    kafka_code = 102
+    http_status = 404
+
+
 class NoReassignmentInProgress(RequestError):
     """No reassignment of this partition is in progress."""
 

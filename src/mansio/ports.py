@@ -156,8 +156,8 @@ class RequestClass(Enum):
 
     A broker that executes a request may wait for requests of its own to brokers, but only for those of a lower rank.
     So brokers cannot wait for each other in a circle, however many requests are in flight. The ranks are: all classes
-    for clients; then `COORDINATION`; then `REPLICATION` and `REPAIR`. One wait is within a rank, and therefore short:
-    the end of a transaction and its verification wait up to `COMPLETION_WAIT_MS` for markers.
+    for clients; then `COORDINATION`; then `REPLICATION`, `CATCH_UP` and `REPAIR`. One wait is within a rank, and
+    therefore short: the end of a transaction and its verification wait up to `COMPLETION_WAIT_MS` for markers.
     """
 
     CLIENT_REQUESTS = "client requests"
@@ -170,13 +170,15 @@ class RequestClass(Enum):
     """Verification of transactions, markers, states of share partitions."""
     REPLICATION = "replication"
     """Fetches of followers: one request in flight."""
+    CATCH_UP = "catch-up"
+    """Fetches of followers whose log ends below the high watermark: one request in flight."""
     REPAIR = "repair"
     """Reads of intact copies of damaged batches: one request in flight."""
 
     @property
     def is_unordered(self) -> bool:
         """Whether requests of many callers are in flight on a connection, and responses may overtake."""
-        return self not in (RequestClass.REPLICATION, RequestClass.REPAIR)
+        return self not in (RequestClass.REPLICATION, RequestClass.CATCH_UP, RequestClass.REPAIR)
 
 
 class Peers(Protocol):

@@ -24,7 +24,7 @@ from sim.world import Stalled, World
 from support.nightly_counts import leave
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 HISTORIES: Final = "histories of clusters"
 KEPT_TOGETHER: Final = 250
@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
     report: str = ""
     more: dict[str, int] = {}  # noqa: RUF012 - never changed
     delivered: dict[str, int] = {}  # noqa: RUF012 - never changed
+    moves: dict[str, int] = {}  # noqa: RUF012 - never changed
 
 
 class Hangs(AssertionError):
@@ -82,10 +83,11 @@ def quick_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def run_seed(seed: int, *, more: bool = False) -> Outcome:
-    """One history from beginning to end. `more`: with the clients of `sim.more_faults`."""
+def run_seed(seed: int, *, more: bool = False, has_moves: bool = False) -> Outcome:
+    """One history from beginning to end. `more`: with the clients of `sim.more_faults`. `has_moves`: with partitions
+    that are moved."""
     logging.disable(logging.CRITICAL)
-    world = World(seed, more=more)
+    world = World(seed, more=more, has_moves=has_moves)
     failure, stalled, report = "", False, ""
     try:
         with watched():
@@ -112,6 +114,7 @@ def run_seed(seed: int, *, more: bool = False) -> Outcome:
         report,
         {} if world.more is None else world.more.numbers(),
         {} if judge is None else judge.history.numbers(),
+        {} if world.mover is None else world.mover.done_requests,
     )
 
 
@@ -163,9 +166,8 @@ class Summary:
         ]
 
 
-def outcomes_of(seeds: range, jobs: int, *, more: bool) -> Generator[Outcome]:
+def outcomes_of(seeds: range, jobs: int, work: Callable[[int], Outcome]) -> Generator[Outcome]:
     """In the order of the seeds, by so many processes."""
-    work = partial(run_seed, more=more)
     if jobs == 1:
         yield from map(work, seeds)
         return
@@ -176,11 +178,17 @@ def outcomes_of(seeds: range, jobs: int, *, more: bool) -> Generator[Outcome]:
 
 
 def run_many(
-    seeds: range, keep_going: bool, verbose: bool, kept: str | None, *, jobs: int = 1, more: bool = False
+    seeds: range,
+    keep_going: bool,
+    verbose: bool,
+    kept: str | None,
+    *,
+    jobs: int = 1,
+    work: Callable[[int], Outcome] = run_seed,
 ) -> Summary:
     """Tell what broke; leave numbers in `kept`."""
     whole, part = Summary(), Summary()
-    with closing(outcomes_of(seeds, jobs, more=more)) as outcomes:
+    with closing(outcomes_of(seeds, jobs, work)) as outcomes:
         for outcome in outcomes:
             whole.add(outcome)
             part.add(outcome)
@@ -210,6 +218,7 @@ def main() -> int:
     arguments.add_argument("--keep-going", action="store_true", help="go on after a seed that failed")
     arguments.add_argument("--verbose", action="store_true")
     arguments.add_argument("--more", action="store_true", help="also clients that do rarer things")
+    arguments.add_argument("--moves", action="store_true", help="also move partitions")
     arguments.add_argument(
         "--kept",
         help="append counts to this file for `python -m support.nightly_counts FILE`, "
@@ -221,7 +230,12 @@ def main() -> int:
     seeds = range(int(first), int(end or int(first) + 1))
     with quick_collections():
         summary = run_many(
-            seeds, chosen.keep_going, chosen.verbose, chosen.kept, jobs=chosen.jobs, more=chosen.more
+            seeds,
+            chosen.keep_going,
+            chosen.verbose,
+            chosen.kept,
+            jobs=chosen.jobs,
+            work=partial(run_seed, more=chosen.more, has_moves=chosen.moves),
         )
     for line in summary.lines():
         print(line)

@@ -12,6 +12,7 @@ from mansio.broker.partition.partition import Partition
 from mansio.metadata.metadata_store import decode
 from mansio.metadata.model import TOPIC_LIVE
 from mansio.wire.batch.record_reader import read_records
+from sim import moves
 from sim.clients import TOPIC
 from support.present import present
 
@@ -138,6 +139,8 @@ def reasons(world: World) -> Iterator[str]:
         )
         if reader.position != end and is_at_rest:
             yield f"{reader.name} is at {reader.position} of {end}: {reader.last_error}"
+    if world.mover is not None:
+        yield from moves.reasons(world)
     if world.delivery is not None:
         yield from world.delivery.reasons()
     if world.scene is not None:
@@ -169,7 +172,7 @@ def check_end(world: World) -> None:
     for topic in topics.values():
         for index in range(len(topic.partitions)):
             logs = [partition.log for partition in copies(world, topic.topic_id, index)]
-            if len(logs) != topic.replication_factor:
+            if len(logs) != len(topic.partitions[index].replicas):
                 world.checker.broken(f"{topic.name}-{index} has {len(logs)} copies")
             for log in logs:
                 log.verify()

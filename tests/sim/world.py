@@ -17,7 +17,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import delivery, fairness, priorities, workload_clients
+from sim import delivery, fairness, moves, priorities, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
@@ -51,14 +51,22 @@ class World:
     """See the module. Make it, `run` it."""
 
     def __init__(
-        self, seed: int, *, faults_ms: float | None = None, only: str = "", more: bool = False
+        self,
+        seed: int,
+        *,
+        faults_ms: float | None = None,
+        only: str = "",
+        more: bool = False,
+        has_moves: bool = False,
     ) -> None:
         """`faults_ms`: for how long faults are drawn, None for the usual time.
 
-        `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too."""
+        `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too. `has_moves`: with
+        partitions that are moved (`sim.moves`)."""
         self.seed = seed
         self.wants_more = more
         self.more: More | None = None
+        self.mover: moves.Mover | None = None
         self.delivery: delivery.Delivery | None = None
         self.settings: dict[str, int] = {}
         """Of brokers, beside those of all histories."""
@@ -87,6 +95,10 @@ class World:
         self.is_single_node = self.feature is not None and self.feature.is_single_node(seed)
         if self.feature is not None and self.feature.single_every:
             self.node_ids = (1,) if self.is_single_node else (1, 2, 3)
+        if has_moves:
+            assert not self.is_single_node, "a single node moves no partitions"
+            self.node_ids = tuple(range(1, max(moves.NODES_MIN, len(self.node_ids)) + 1))
+        self.has_moves = has_moves
         self.metadata = InMemoryStore(SimulatedClock(self.simulation), self.etcd_scheduler)
         """What a single node has instead of etcd."""
         self.clocks = {
@@ -321,6 +333,8 @@ class World:
         self._until(lambda: TOPIC in broker.core.state.topics, READY_MS_MAX, "topic")
 
     def _begin_clients(self) -> None:
+        if self.has_moves:
+            self.mover = moves.Mover(self)
         if self.scene is not None:
             self.scene.begin_clients()
             return

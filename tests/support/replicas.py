@@ -222,6 +222,7 @@ class Node:
         self.fetcher_manager = ReplicaFetcherManager(
             node_id,
             MemoryPeers(cluster.network, self),
+            MemoryPeers(cluster.network, self),
             scheduler=self.scheduler,
             clock=self.clock,
             random=random,

@@ -19,12 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, Unavailable
 from mansio.logs import fields
 from mansio.metadata import metadata_store, transactions
-from mansio.metadata.controller_plan import (
-    ClusterView,
-    PartitionChange,
-    transferable_leaderships,
-    without_replica,
-)
+from mansio.metadata.cluster_view import ClusterView, PartitionChange
+from mansio.metadata.controller_plan import transferable_leaderships, without_replica
 from mansio.metadata.image import create_cluster_secret
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
 from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, session_document

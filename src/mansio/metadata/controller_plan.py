@@ -1,13 +1,15 @@
 """Decisions of the controller: elections, removals from in-sync sets, fencing. Pure functions of a `ClusterView`.
 
-This module contains all rules of leadership and in-sync sets. A decision lists the sessions on which it relies
-(`PartitionChange.required_sessions`), and its transaction fails if one of them has changed.
+This module contains the rules of leadership and in-sync sets, and `reassignment` those of replicas. A decision lists
+the sessions on which it relies (`PartitionChange.required_sessions`), and its transaction fails if one of them has
+changed.
 
 Invariants of each decision on a partition:
 * A new leader is in sync and has a session; the exception is `unclean_election`, which an administrator requests.
-* A replica is removed from the in-sync set only if it is dead and another one stays in the set, so that at least one
-  replica has all committed records.
-* When the leader changes, also to none, the leader epoch increases by one. Each change increases the partition epoch.
+* A replica is removed from the in-sync set only if it is dead, or is no replica any more, and another one stays in the
+  set, so that at least one replica has all committed records.
+* When the leader changes, also to none, or a replica is removed, the leader epoch increases by one. Each change
+  increases the partition epoch.
 
 A broker is *dead* when it has no session and is not expected back (`FailureDetector` decides that). A leader whose
 session is not the one in which it was elected has failed, even if the broker is back: records that it had appended
@@ -21,6 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import InvalidRequest, Unavailable
+from mansio.metadata import reassignment
+from mansio.metadata.cluster_view import PartitionChange, with_leader
 from mansio.metadata.model import (
     BROKER_ACTIVE,
     BROKER_DRAINING,
@@ -31,52 +35,11 @@ from mansio.metadata.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from uuid import UUID
 
-    from mansio.metadata.model import BrokerState, PartitionState, Registration, Topic
-
-
-class ClusterView(NamedTuple):
-    """Input of a plan: metadata of `MetadataImage`, and the offline brokers that are not declared dead.
-
-    `expected_back` are the node ids of the latter; see `FailureDetector`.
-    """
-
-    brokers: Mapping[int, BrokerState]
-    registrations: Mapping[int, Registration]
-    topics: Mapping[str, Topic]
-    unfinished_topics: Mapping[str, Topic]
-    expected_back: frozenset[int] = frozenset()
-
-    def epoch(self, node_id: int) -> int:
-        """Return the epoch of a broker's session; 0 without a session."""
-        broker = self.brokers.get(node_id)
-        return 0 if broker is None else broker.epoch
-
-    def is_dead(self, node_id: int) -> bool:
-        return node_id not in self.brokers and node_id not in self.expected_back
-
-    def may_lead(self, node_id: int) -> bool:
-        registration = self.registrations.get(node_id)
-        return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
-
-    def has_leader(self, partition: PartitionState) -> bool:
-        """Whether the partition has a leader that still has the session in which it was elected."""
-        broker = self.brokers.get(partition.leader)
-        return broker is not None and broker.epoch == partition.leader_broker_epoch
-
-
-class PartitionChange(NamedTuple):
-    """A decision on one partition: `before` is the state on which it is based, `after` the new state."""
-
-    topic_id: UUID
-    partition: int
-    before: PartitionState
-    after: PartitionState
-    reason: str
-    required_sessions: Mapping[int, int]
-    """The broker epoch (0: no session), by node id, of each broker on whose session the decision relies."""
+    from mansio.metadata.cluster_view import ClusterView
+    from mansio.metadata.model import PartitionState, Topic
 
 
 class FenceBroker(NamedTuple):
@@ -98,19 +61,29 @@ class Plan(NamedTuple):
     changes: Sequence[PartitionChange]
     fences: Sequence[FenceBroker]
     deletions: Sequence[CompleteDeletion]
+    factors: Sequence[reassignment.FactorChange]
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.fences or self.deletions)
+        return bool(self.changes or self.fences or self.deletions or self.factors)
 
 
 def plan(view: ClusterView, *, balance: bool = False) -> Plan:
     """All decisions that are due now. With `balance`, leaderships also return to the preferred leaders."""
     elections: list[PartitionChange] = []
-    removals: list[PartitionChange] = []
+    others: list[PartitionChange] = []
+    factors = []
     for topic in view.topics.values():
+        may_have_factor = False
         for index, partition in enumerate(topic.partitions):
-            if (change := _decide(view, topic.topic_id, index, partition, balance=balance)) is not None:
-                (removals if change.after.leader == partition.leader else elections).append(change)
+            change = _decide(view, topic.topic_id, index, partition, balance=balance)
+            if change is None and view.has_leader(partition):
+                change = reassignment.finish(view, topic, index)
+            if change is not None:
+                (others if change.after.leader == partition.leader else elections).append(change)
+            if len(partition.replicas) != topic.replication_factor or reassignment.is_reassigned(partition):
+                may_have_factor = True
+        if may_have_factor and (factor := reassignment.factor_change(topic)) is not None:
+            factors.append(factor)
     fences = [
         FenceBroker(node_id, registration.mod_revision)
         for node_id, registration in view.registrations.items()
@@ -119,7 +92,7 @@ def plan(view: ClusterView, *, balance: bool = False) -> Plan:
     deletions = [
         CompleteDeletion(topic) for topic in view.unfinished_topics.values() if _creator_is_gone(view, topic)
     ]
-    return Plan(elections + removals, fences, deletions)
+    return Plan(elections + others, fences, deletions, factors)
 
 
 def transferable_leaderships(view: ClusterView, node_id: int) -> int:
@@ -154,7 +127,7 @@ def unclean_election(view: ClusterView, topic: Topic, index: int, node_id: int) 
         member: view.epoch(member) for member in (*partition.isr, partition.leader) if member >= 0
     }
     required_sessions[node_id] = view.epoch(node_id)
-    after = _with_leader(view, partition, node_id, (node_id,))
+    after = with_leader(view, partition, node_id, (node_id,))
     return PartitionChange(topic.topic_id, index, partition, after, "unclean election", required_sessions)
 
 
@@ -212,28 +185,14 @@ def _decide(
         leader = NO_LEADER if candidate is None else candidate
         reason = "no in-sync replica is available" if candidate is None else "leader failed"
     if leader == NO_LEADER:
-        after, dead = _with_leader(view, partition, NO_LEADER, partition.isr), []
+        after, dead = with_leader(view, partition, NO_LEADER, partition.isr), []
     else:
         staying = tuple(member for member in partition.isr if member not in dead)
-        after = _with_leader(view, partition, leader, staying)
+        after = with_leader(view, partition, leader, staying)
     required_sessions = {
         member: view.epoch(member) for member in {*dead, leader, partition.leader} if member >= 0
     }
     return PartitionChange(topic_id, index, partition, after, reason, required_sessions)
-
-
-def _with_leader(
-    view: ClusterView, partition: PartitionState, leader: int, in_sync: tuple[int, ...]
-) -> PartitionState:
-    epoch = view.epoch(leader)
-    moved = not partition.is_led_by(leader, epoch)
-    return partition._replace(
-        isr=in_sync,
-        leader=leader,
-        leader_epoch=partition.leader_epoch + moved,
-        leader_broker_epoch=epoch,
-        partition_epoch=partition.partition_epoch + 1,
-    )
 
 
 def _next_leader(view: ClusterView, partition: PartitionState) -> int | None:

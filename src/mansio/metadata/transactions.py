@@ -16,7 +16,7 @@ from mansio.metadata.model import partition_document
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mansio.metadata.controller_plan import PartitionChange
+    from mansio.metadata.cluster_view import PartitionChange
     from mansio.metadata.metadata_store import Keys, MetadataStore, TransactionResult
     from mansio.ports import Random
 

@@ -79,7 +79,7 @@ def _options(request_class: RequestClass) -> ConnectionOptions:
         return ConnectionOptions(in_flight_requests_max=IN_FLIGHT_REQUESTS_MAX)
     # A follower has one request in flight for each leader and writes the response before it sends the next request, so
     # that it can borrow the received bytes from the read buffer.
-    return ConnectionOptions(frames_are_views=request_class is RequestClass.REPLICATION)
+    return ConnectionOptions(frames_are_views=request_class is not RequestClass.REPAIR)
 
 
 class _Peer(NamedTuple):

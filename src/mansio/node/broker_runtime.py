@@ -68,6 +68,7 @@ from mansio.broker.services.password_checks import PasswordChecker
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
+from mansio.broker.services.reassignments import ReassignmentService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
@@ -198,7 +199,11 @@ class BrokerRuntime:
             before_newer_format=before_newer_format,
         )
         self.orphaned_directories = OrphanedDirectories(
-            host_ports.disk, host_ports.file_thread, host_ports.scheduler, settings.data_dir
+            host_ports.disk,
+            host_ports.file_thread,
+            host_ports.scheduler,
+            settings.data_dir,
+            settings.node_id,
         )
         self.log_cleaner = LogCleaner(
             self.partitions,
@@ -678,6 +683,12 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 authorization=authorization,
             ),
+            reassignments=ReassignmentService(
+                topics=self.topics,
+                cluster=cluster,
+                scheduler=host_ports.scheduler,
+                authorization=authorization,
+            ),
             transaction_markers=self.markers,
             transactions=TransactionService(
                 self.transactions, self.groups, host_ports.clock, self.batch_commits, authorization
@@ -748,6 +759,7 @@ class BrokerRuntime:
             self.cluster_member.attach_partitions(
                 partitions,
                 remove=self._close_partitions_of,
+                remove_replica=self._remove_replica,
                 on_role=self._handle_role_change,
                 on_topics_created=self.orphaned_directories.record_revision,
             )
@@ -790,6 +802,12 @@ class BrokerRuntime:
             await self.orphaned_directories.remove_moved()
         except StorageError as error:  # the next start retries
             logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
+
+    async def _remove_replica(self, topic: Topic, index: int) -> None:
+        """Close a partition of which this broker has no replica any more, and remove its data."""
+        await self.log_cleaner.abort(topic.topic_id)
+        await self.partitions.close_partition(topic, index)
+        await self.orphaned_directories.remove_replica(topic, index)
 
     async def _lead_all_partitions(self) -> None:
         """Lead all partitions, on a single node; in a new leader epoch if recovery truncated the partition's log."""

@@ -104,6 +104,7 @@ class ClusterMember:
         fetcher_manager = ReplicaFetcherManager(
             settings.node_id,
             peers(RequestClass.REPLICATION),
+            peers(RequestClass.CATCH_UP),
             scheduler=host_ports.scheduler,
             clock=host_ports.clock,
             random=host_ports.random,
@@ -247,6 +248,7 @@ class ClusterMember:
         partitions: PartitionSet,
         *,
         remove: Callable[[Topic], Awaitable[None]],
+        remove_replica: Callable[[Topic, int], Awaitable[None]],
         on_role: Callable[[Partition], None],
         on_topics_created: Callable[[int], Awaitable[None]],
     ) -> None:
@@ -259,6 +261,7 @@ class ClusterMember:
             state=self._state,
             scheduler=self._host_ports.scheduler,
             remove=remove,
+            remove_replica=remove_replica,
             give_up=self._resign,
             has_session=lambda: self.session is not None,
             on_role_applied=on_role,

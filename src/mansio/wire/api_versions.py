@@ -70,6 +70,7 @@ class ApiKey(IntEnum):
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     CONSUMER_GROUP_HEARTBEAT = 68
@@ -354,14 +355,14 @@ _ROWS: Final = (
         0,
         1,
         "replicas.alter_partition_reassignments",
-        note="Partitions cannot be moved: any other assignment gets INVALID_REPLICA_ASSIGNMENT.",
+        note="A single node accepts only the replicas that a partition has. The leader epoch increases when a replica "
+        "is removed.",
     ),
     Api(
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
         0,
         0,
         "replicas.list_partition_reassignments",
-        note="Always empty.",
     ),
     Api(
         ApiKey.OFFSET_DELETE,
@@ -420,6 +421,13 @@ _ROWS: Final = (
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers"),
+    Api(
+        ApiKey.UNREGISTER_BROKER,
+        0,
+        0,
+        "replicas.unregister_broker",
+        note="Refused (INVALID_REQUEST) while the broker runs, or has replicas.",
+    ),
     Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.describe_transactions"),
     Api(
         ApiKey.LIST_TRANSACTIONS,
@@ -771,6 +779,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.UPDATE_FEATURES: 0,
     ApiKey.DESCRIBE_CLUSTER: 0,
     ApiKey.DESCRIBE_PRODUCERS: 0,
+    ApiKey.UNREGISTER_BROKER: 0,
     ApiKey.DESCRIBE_TRANSACTIONS: 0,
     ApiKey.LIST_TRANSACTIONS: 0,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: 0,

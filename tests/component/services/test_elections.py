@@ -1,4 +1,4 @@
-"""Election service without any wire protocol."""
+"""The services of elections and reassignments without any wire protocol."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mansio.errors import (
     NoReassignmentInProgress,
     UnknownTopicOrPartition,
 )
+from mansio.metadata.reassignment import Reassignment
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation
 from mansio.state.authorization.authorizer import Authorizer
 from support.authorization import ALICE, CLUSTER, acl
@@ -56,27 +57,33 @@ def test_an_unknown_type_of_election_is_refused(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_only_a_plan_that_changes_nothing_is_accepted(tmp_path: Path) -> None:
+def test_a_single_node_accepts_only_a_reassignment_that_changes_nothing(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        check = partial(services.elections.check_reassignment, caller=ANONYMOUS)
-        check("t", 1, [7])
-        with pytest.raises(InvalidReplicaAssignment):
-            check("t", 1, [8])
-        with pytest.raises(NoReassignmentInProgress):
-            check("t", 1, None)
-        with pytest.raises(UnknownTopicOrPartition):
-            check("t", 2, [7])
-        assert services.elections.list_reassignments(None, caller=ANONYMOUS) == []
-        assert services.elections.list_reassignments([("t", 0), ("none", 3)], caller=ANONYMOUS) == []
+        wanted = [
+            Reassignment("t", 1, [7]),
+            Reassignment("t", 1, [8]),
+            Reassignment("t", 1, None),
+            Reassignment("t", 2, [7]),
+        ]
+        errors = await services.reassignments.alter(wanted, may_change_factor=True, caller=ANONYMOUS)
+        assert [type(error) for error in errors] == [
+            type(None),
+            InvalidReplicaAssignment,
+            NoReassignmentInProgress,
+            UnknownTopicOrPartition,
+        ]
+        list_ongoing = partial(services.reassignments.list_ongoing, caller=ANONYMOUS)
+        assert await list_ongoing(None) == []
+        assert await list_ongoing([("t", 0), ("none", 3)]) == []
 
     run(tmp_path, work, node_id=7)
 
 
 def test_elections_and_reassignments_need_the_cluster(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        elections = services.elections
+        elections, reassignments = services.elections, services.reassignments
         authorizer = Authorizer()
-        elections._authorization = Authorization(authorizer)
+        elections._authorization = reassignments._authorization = Authorization(authorizer)
         for _ in range(2):
             with pytest.raises(ClusterAuthorizationFailed):
                 await elections.elect_leaders(
@@ -84,14 +91,17 @@ def test_elections_and_reassignments_need_the_cluster(tmp_path: Path) -> None:
                 )
             for topic in ("t", "none"):
                 with pytest.raises(ClusterAuthorizationFailed):
-                    elections.check_reassignment(topic, 0, [7], caller=ALICE)
+                    await reassignments.alter(
+                        [Reassignment(topic, 0, [7])], may_change_factor=True, caller=ALICE
+                    )
             if authorizer.acl_count == 0:
                 with pytest.raises(ClusterAuthorizationFailed):
-                    elections.list_reassignments(None, caller=ALICE)
+                    await reassignments.list_ongoing(None, caller=ALICE)
             authorizer.add(acl(CLUSTER, CLUSTER_NAME, Operation.DESCRIBE))
-        assert elections.list_reassignments(None, caller=ALICE) == []
+        assert await reassignments.list_ongoing(None, caller=ALICE) == []
         authorizer.add(acl(CLUSTER, CLUSTER_NAME, Operation.ALTER))
-        elections.check_reassignment("t", 0, [7], caller=ALICE)
+        unchanged = [Reassignment("t", 0, [7])]
+        assert await reassignments.alter(unchanged, may_change_factor=True, caller=ALICE) == [None]
         assert (
             await elections.elect_leaders(
                 None, election_type=PREFERRED_ELECTION, timeout_ms=1000, caller=ALICE

@@ -12,6 +12,7 @@ from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
 from nightly.planted.mirror_defects import MIRROR_DEFECTS
 from nightly.planted.planted import Defect
 from nightly.planted.priority_defects import PRIORITY_DEFECTS
+from nightly.planted.reassignment_defects import REASSIGNMENT_DEFECTS
 from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
 from nightly.planted.schedule_defects import MORE_SCHEDULE_DEFECTS
 from nightly.planted.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
@@ -122,6 +123,7 @@ DEFECTS = (
         (f"{COMPACTION}::test_log_append_timestamps_are_kept",),
     ),
     *REPLICATION_DEFECTS,
+    *REASSIGNMENT_DEFECTS,
     *SHARE_DEFECTS,
     *SHARE_STATE_DEFECTS,
     *GROUP_DEFECTS,

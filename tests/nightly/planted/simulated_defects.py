@@ -124,7 +124,7 @@ DEFECTS = (
     rule(
         0,
         "a leader goes on in the epoch from before its restart",
-        "metadata/controller_plan.py",
+        "metadata/cluster_view.py",
         "return broker is not None and broker.epoch == partition.leader_broker_epoch",
         "return broker is not None",
     ),

@@ -15,15 +15,19 @@ from mansio.broker.routing.routes import ClusterCoordinatorLookup
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
 from mansio.broker.services.elections import ElectionService
+from mansio.broker.services.reassignments import ReassignmentService
 from mansio.broker.services.topic_admin import TopicAdminService
 from mansio.config.settings import Settings
 from mansio.errors import (
     ConcurrentChange,
     LeaderNotAvailable,
+    MansioError,
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
-from mansio.metadata.controller_plan import ClusterView, preferred_election, unclean_election
+from mansio.metadata import reassignment
+from mansio.metadata.cluster_view import ClusterView
+from mansio.metadata.controller_plan import preferred_election, unclean_election
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_response import TopicEncoder
 from mansio.metadata.metadata_store import Keys
@@ -44,13 +48,16 @@ from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.topics.topics import TopicService
+    from mansio.metadata.reassignment import Reassignment
     from mansio.wire.codec.messages import Struct
 
 OWN = 1
 OK, UNKNOWN_TOPIC, NO_LEADER_NOW, TIMED_OUT, BAD_REQUEST, BROKER_NOT_AVAILABLE = 0, 3, 5, 7, 42, 8
-BAD_REPLICAS, PREFERRED_AWAY, NONE_ELIGIBLE, NOT_NEEDED, NOT_MOVING = 39, 80, 83, 84, 85
+BAD_FACTOR, BAD_REPLICAS, PREFERRED_AWAY, NONE_ELIGIBLE, NOT_NEEDED, NOT_MOVING = 38, 39, 80, 83, 84, 85
 ALL_LEFT_OUT = None
 
 
@@ -100,6 +107,9 @@ class ClusterNode:
             scheduler=self.scheduler,
             authorization=authorization,
         )
+        self.reassignments = ReassignmentService(
+            topics=self.topics, cluster=self.cluster, scheduler=self.scheduler, authorization=authorization
+        )
         self.elections = ElectionService(
             topics=self.topics,
             cluster=self.cluster,
@@ -140,6 +150,27 @@ class PlanController:
         self.asked: list[int] = []
         self.fail: Exception | None = None
         self.takes_ms = 0.0
+
+    async def reassign(
+        self, wanted: Sequence[Reassignment], *, may_change_factor: bool
+    ) -> list[MansioError | None]:
+        state = self._world.state
+        view = ClusterView(state.brokers, state.registrations, state.topics, {})
+        results: list[MansioError | None] = []
+        for each in wanted:
+            topic = state.topics[each.topic]
+            try:
+                if each.replicas is None:
+                    reassignment.cancel(view, topic, each.partition)
+                else:
+                    reassignment.begin(
+                        view, topic, each.partition, each.replicas, may_change_factor=may_change_factor
+                    )
+            except MansioError as error:
+                results.append(error)
+            else:
+                results.append(None)
+        return results
 
     async def elect_preferred(self, name: str, index: int) -> PartitionState:
         return self._elect(name, index, None)
@@ -382,16 +413,19 @@ def test_what_is_being_moved_is_listed_and_nothing_else() -> None:
     assert answer.topics == []
 
 
-def test_a_move_is_refused_with_where_the_partition_stays() -> None:
-    world = ClusterNode([partition(1)])
-    plans = [[1, 2, 3], [2, 1, 3], None]
-    answers = []
-    for replicas in plans:
-        wanted = [{"name": "t", "partitions": [{"partition_index": 0, "replicas": replicas}]}]
-        answer = world.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, timeout_ms=1000, topics=wanted)
-        answers.append(answer.responses[0].partitions[0])
-    assert [each.error_code for each in answers] == [OK, BAD_REPLICAS, NOT_MOVING]
-    assert "stays on [1, 2, 3]" in answers[1].error_message
+@pytest.mark.parametrize("version", [0, 1])
+def test_each_partition_of_a_reassignment_succeeds_or_fails_on_its_own(version: int) -> None:
+    world = ClusterNode([partition(1)] * 6)
+    plans = [[1, 2, 3], [2, 1, 3], [1, 9], None, [], [1, 2]]
+    partitions = [{"partition_index": index, "replicas": plan} for index, plan in enumerate(plans)]
+    more = {"allow_replication_factor_change": False} if version else {}
+    wanted = [{"name": "t", "partitions": partitions}]
+    answer = world.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, timeout_ms=1000, topics=wanted, **more)
+    found = answer.responses[0].partitions
+    factor = BAD_FACTOR if version else OK
+    assert [each.error_code for each in found] == [OK, OK, BAD_REPLICAS, NOT_MOVING, BAD_REPLICAS, factor]
+    assert [each.partition_index for each in found] == [*range(6)]
+    assert "there is no broker 9" in found[2].error_message
 
 
 # Where groups are coordinated, by the same view

@@ -16,7 +16,7 @@ from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.disk import HostDisk
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Entry, Keys, MetadataStore
-from mansio.metadata.model import TOPIC_CREATING, TOPIC_LIVE, Topic
+from mansio.metadata.model import TOPIC_CREATING, TOPIC_LIVE, PartitionState, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +44,10 @@ class Metadata:
         self.format: bytes | None = f'{{"writer":"{token}"}}'.encode()
         self.state = MetadataImage("c" * 22, Keys("c" * 22), revision=revision)
 
-    def have(self, number: int, state: str = TOPIC_LIVE) -> Topic:
-        topic = Topic(f"t{number}", UUID(int=number), (), 1, {}, False, state, 1)
+    def have(
+        self, number: int, state: str = TOPIC_LIVE, partitions: tuple[PartitionState, ...] = ()
+    ) -> Topic:
+        topic = Topic(f"t{number}", UUID(int=number), partitions, 1, {}, False, state, 1)
         where = self.state.topics if state == TOPIC_LIVE else self.state.unfinished_topics
         where[topic.name] = topic
         return topic
@@ -74,7 +76,7 @@ class DataDirectory:
         async def story() -> None:
             scheduler = AsyncioScheduler(asyncio.get_running_loop())
             orphaned_directories = OrphanedDirectories(
-                disk or HostDisk(), AtOnce(), scheduler, str(self.path)
+                disk or HostDisk(), AtOnce(), scheduler, str(self.path), 1
             )
             store = cast("MetadataStore", metadata)
             await orphaned_directories.move_orphaned_directories(store, metadata.state)
@@ -173,3 +175,19 @@ def test_a_broker_starts_on_a_full_disk(
     data_directory.start(Metadata(revision=150), disk=Full())
     assert data_directory.names("topics") == ["t9"]
     assert "orphaned_directory_scan_skipped" in caplog.text
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_replica_that_was_removed_while_the_broker_was_down_is_removed_or_quarantined(
+    data_directory: DataDirectory, *, is_older: bool
+) -> None:
+    data_directory.start(Metadata(), until=120)
+    now = Metadata(revision=119 if is_older else 150)
+    states = (PartitionState((2, 3), 2, 4, (2,)), PartitionState((1, 2), 2, 4, (2,)))
+    directory = data_directory.make(now.have(1, partitions=states))
+    (directory / "1").mkdir()
+    data_directory.start(now)
+    assert [path.name for path in directory.iterdir()] == ["1"]
+    quarantined = data_directory.path / "quarantine" / f"{directory.name}.0" / "00.log"
+    assert quarantined.exists() == is_older
+    assert data_directory.names("removed") == []

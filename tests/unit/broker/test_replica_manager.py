@@ -45,6 +45,7 @@ class ReplicaManagerBench:
             state=self,  # type: ignore[arg-type]  # enough of one
             scheduler=self.simulation.scheduler("broker"),
             remove=self.remove,
+            remove_replica=self.remove_replica,
             give_up=self.note_given_up,
             has_session=lambda: self.has_session,
             on_role_applied=lambda _: None,
@@ -84,6 +85,9 @@ class ReplicaManagerBench:
         self.partitions_or_errors = lambda topic: [
             None if topic.name not in self.opened else SimpleNamespace()
         ]
+
+    async def remove_replica(self, found: Topic, index: int) -> None:
+        self.removed.append(f"{found.name}-{index}")
 
     async def remove(self, found: Topic) -> None:
         self._refuse(found)
@@ -209,3 +213,23 @@ def test_a_lost_log_is_not_replaced_before_this_broker_has_registered() -> None:
     bench.replica_manager.apply_all()
     bench.simulation.run_for(5000)
     assert recreated == ["t-0"]
+
+
+def test_a_former_replica_is_removed_unless_it_was_assigned_again() -> None:
+    bench = ReplicaManagerBench()
+    states = [PartitionState((2, 3), 2, 4, (2,)), PartitionState((NODE, 2), 2, 4, (2,))]
+    made = dataclasses.replace(topic("t"), partitions=tuple(states))
+    opened: list[Any] = [CorruptLog("damaged"), CorruptLog("damaged")]
+    bench.partitions_or_errors = lambda topic: opened
+    bench.topics["t"] = bench.topics_by_id[made.topic_id] = made
+    bench.has_session = False
+    remove_replica = bench.replica_manager._remove_replica
+
+    async def remove(found: Topic, index: int) -> None:
+        opened[index] = None
+        await remove_replica(found, index)
+
+    bench.replica_manager._remove_replica = remove
+    bench.tell(TopicChange(None, made))
+    bench.simulation.run_for(5000)
+    assert bench.removed == ["t-0"]

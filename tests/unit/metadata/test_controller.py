@@ -9,7 +9,7 @@ import pytest
 
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import InvalidReplicationFactor, InvalidRequest, Unavailable
-from mansio.metadata.controller_plan import PartitionChange
+from mansio.metadata.cluster_view import PartitionChange
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
 from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, BROKER_FENCED, NO_LEADER

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import MansioError
-from mansio.metadata.controller_plan import PartitionChange
+from mansio.metadata.cluster_view import PartitionChange
 from mansio.metadata.metadata_store import decode
 from mansio.metadata.model import BROKER_ACTIVE, NO_LEADER, PartitionState
 from mansio.metadata.transactions import commit_changes

@@ -8,14 +8,9 @@ from uuid import UUID
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from mansio.metadata.cluster_view import ClusterView, PartitionChange
 from mansio.metadata.controller.failure_detector import FailureDetector
-from mansio.metadata.controller_plan import (
-    ClusterView,
-    PartitionChange,
-    plan,
-    transferable_leaderships,
-    without_replica,
-)
+from mansio.metadata.controller_plan import plan, transferable_leaderships, without_replica
 from mansio.metadata.model import (
     BROKER_ACTIVE,
     BROKER_DRAINING,

@@ -292,7 +292,7 @@ def _replica_metrics(led: LeaderTotals) -> Iterable[Metric]:
     yield _one("leader_partitions", "Partitions led by this broker.", led.partitions)
     yield _one(
         "under_replicated_partitions",
-        "Partitions led here with a replica out of sync.",
+        "Partitions led here with a replica out of sync, also one that a reassignment adds.",
         led.under_replicated,
     )
     yield _one(

@@ -156,7 +156,7 @@ def _replicas(broker: RunningBroker) -> Iterator[Problem]:
     not_in_sync, under_min = [], []
     for topic in tuple(broker.services.topics.state.topics.values()):
         for index, one in enumerate(topic.partitions):
-            if node_id in one.replicas and node_id not in one.isr:
+            if node_id in one.replicas and node_id not in (*one.isr, *one.adding):
                 not_in_sync.append(f"{topic.name}-{index}")
             elif one.leader == node_id and len(one.isr) < min(
                 broker.services.topics.settings_of(topic).min_insync_replicas, len(one.replicas)

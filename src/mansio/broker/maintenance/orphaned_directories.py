@@ -1,4 +1,5 @@
-"""Orphaned directories (Kafka stray logs): directories of topics that were deleted while this broker was down.
+"""Orphaned directories (Kafka stray logs): directories of topics that were deleted, and of replicas that were removed,
+while this broker was down. Also removes those of replicas that are removed while it runs.
 
 In a cluster a broker that was down when a topic was deleted only finds a directory whose topic id is not in the
 metadata. It also finds such a directory if etcd was wiped, was restored from a backup, or is another one with the same
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.model import Topic
     from mansio.ports import Background, Disk, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -59,17 +61,20 @@ class LastSeenMetadata(NamedTuple):
 
 
 class OrphanedDirectories:
-    """Removal of orphaned directories.
+    """Removal of orphaned directories and of removed replicas.
 
     Call `move_orphaned_directories` once, before any topic can be created or deleted; later `record_revision` and
     `remove_moved`.
     """
 
-    def __init__(self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str) -> None:
+    def __init__(
+        self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str, node_id: int
+    ) -> None:
         self._disk = disk
         self._thread = thread
         self._scheduler = scheduler
         self._data_dir = data_dir
+        self._node_id = node_id
         self._format = ""
 
     async def move_orphaned_directories(self, store: MetadataStore, state: MetadataImage) -> None:
@@ -80,14 +85,29 @@ class OrphanedDirectories:
         """
         entry = await store.get(state.keys.format)
         self._format = "" if entry is None else entry.value.decode()
-        topics = [*state.topics.values(), *state.unfinished_topics.values()]
-        known = frozenset(topic_directory(self._data_dir, topic).rpartition("/")[2] for topic in topics)
+        known = {
+            self._name_of(topic): frozenset(
+                str(index)
+                for index, partition in enumerate(topic.partitions)
+                if self._node_id not in partition.replicas
+            )
+            for topic in state.topics.values()
+        }
+        known |= {self._name_of(topic): frozenset() for topic in state.unfinished_topics.values()}
         try:
             await self._run_in_thread(
                 partial(self._move_unknown_directories, known, LastSeenMetadata(self._format, state.revision))
             )
         except StorageError as error:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
+
+    async def remove_replica(self, topic: Topic, index: int) -> None:
+        """Remove the directory of a partition of which this broker has no replica any more. Raises `StorageError`."""
+        await self._run_in_thread(partial(self._move_replica, self._name_of(topic), str(index)))
+        await self.remove_moved()
+
+    def _name_of(self, topic: Topic) -> str:
+        return topic_directory(self._data_dir, topic).rpartition("/")[2]
 
     async def record_revision(self, revision: int) -> None:
         """Record the revision under which directories were created. Raises `StorageError`."""
@@ -100,12 +120,13 @@ class OrphanedDirectories:
         """Remove the directories in `REMOVED_DIRECTORY`, one at a time. Raises `StorageError`."""
         root = f"{self._data_dir}/{REMOVED_DIRECTORY}"
         for name in await self._run_in_thread(partial(self._list_names, root)):
-            await self._run_in_thread(partial(self._disk.remove_tree, f"{root}/{name}"))
+            await self._run_in_thread(partial(self._remove_tree, f"{root}/{name}"))
             logger.info("orphaned_directory_removed", extra=fields(directory=name))
 
     # On the file thread
 
-    def _move_unknown_directories(self, known: frozenset[str], now: LastSeenMetadata) -> None:
+    def _move_unknown_directories(self, known: dict[str, frozenset[str]], now: LastSeenMetadata) -> None:
+        """`known`: by name of a topic's directory, the names of its partitions of which this broker has no replica."""
         root = f"{self._data_dir}/topics"
         unknown = [name for name in self._list_names(root) if name not in known]
         for name in [name for name in unknown if not _is_topic_directory(name)]:
@@ -113,23 +134,37 @@ class OrphanedDirectories:
         unknown = [name for name in unknown if _is_topic_directory(name)]
         mismatch = _mismatch(self._read_last_seen(), now)
         for name in unknown:
-            self._move_directory(name, QUARANTINE_DIRECTORY if mismatch else REMOVED_DIRECTORY, mismatch)
+            self._move_directory(name, name, mismatch)
         if unknown:
             self._disk.sync_directory(root)
+        for name, former_replicas in known.items():
+            for index in former_replicas.intersection(self._list_names(f"{root}/{name}")):
+                self._move_replica(name, index, mismatch)
         self._write_last_seen(now)
 
-    def _move_directory(self, name: str, parent_name: str, mismatch: str) -> None:
-        parent = f"{self._data_dir}/{parent_name}"
+    def _move_replica(self, name: str, index: str, mismatch: str = "") -> None:
+        directory = f"{self._data_dir}/topics/{name}"
+        if self._disk.exists(f"{directory}/{index}"):
+            self._move_directory(f"{name}/{index}", f"{name}.{index}", mismatch)
+            self._disk.sync_directory(directory)
+
+    def _move_directory(self, name: str, new_name: str, mismatch: str) -> None:
+        """Move a directory under `topics/`: to be removed, or, if the metadata may be other ones, for an operator."""
+        parent = f"{self._data_dir}/{QUARANTINE_DIRECTORY if mismatch else REMOVED_DIRECTORY}"
         self._disk.make_directory(parent)
-        target, number = f"{parent}/{name}", 0
+        target, number = f"{parent}/{new_name}", 0
         while self._disk.exists(target):
             number += 1
-            target = f"{parent}/{name}.{number}"
+            target = f"{parent}/{new_name}.{number}"
         self._disk.rename(f"{self._data_dir}/topics/{name}", target)
         self._disk.sync_directory(parent)
         if mismatch:
             known = fields(directory=target, reason=mismatch)
             logger.warning("unknown_directory_quarantined", extra=known)
+
+    def _remove_tree(self, directory: str) -> None:
+        if self._disk.exists(directory):  # otherwise another call has removed it
+            self._disk.remove_tree(directory)
 
     def _list_names(self, root: str) -> list[str]:
         return self._disk.list_directory(root) if self._disk.exists(root) else []

@@ -442,7 +442,20 @@ class PartitionSet:
 
     async def close_partitions(self, topic: Topic) -> None:
         """Close the partitions of a topic and remove their data. The deletion must be durable in the metadata."""
-        for partition in self._opened.pop(topic.topic_id, {}).values():
+        await self._close_and_wait(self._opened.pop(topic.topic_id, {}).values())
+        await self._run_on_file_thread(partial(self._files.remove, topic))
+
+    async def close_partition(self, topic: Topic, index: int) -> None:
+        """Close one partition of a topic, of which this broker has no replica any more; its data stay. On return its
+        files are not in use."""
+        closed = self._opened.get(topic.topic_id, {}).pop(index, None)
+        served = self._by_id.get(topic.topic_id.bytes)
+        if served is not None and served.partitions[index] is closed:
+            served.partitions[index] = None
+        await self._close_and_wait([] if closed is None else [closed])
+
+    async def _close_and_wait(self, opened: Iterable[Partition | StorageError]) -> None:
+        for partition in opened:
             if isinstance(partition, Partition):
                 partition.close(save=False)
                 self._group_commit.unregister(partition.log)
@@ -450,7 +463,6 @@ class PartitionSet:
         # After this, no flush, checkpoint or repair of these logs is in progress.
         for thread in (self._sync_thread, self._verification_thread):
             await run_in_thread(self._scheduler, thread, lambda: None)
-        await self._run_on_file_thread(partial(self._files.remove, topic))
 
     def close(self, *, save: bool) -> None:
         """Close all partitions after the last flush. With `save`, also write the files that shorten the next start."""

@@ -1,5 +1,7 @@
 """Replica fetcher: replicates the partitions led by other brokers, with one fetcher per leader (Kafka
-`ReplicaFetcherThread`).
+`ReplicaFetcherThread`), and a second one, with a connection of its own, for replicas that are *behind*: their log ends
+below the leader's high watermark, so they are not in sync. Records of these are many, and nobody waits for them; those
+of the others are waited for by producers.
 
     fetch -> append unchanged -> flush -> fetch ...
 
@@ -13,8 +15,9 @@ Invariants:
   only if the leader's log starts after this one ends.
 * A partition that fails is retried after a delay and reported; the other partitions of its leader continue. A partition
   whose log has failed is not retried.
-* Memory is bounded: one response of `response_bytes_max` per leader. Replicas whose log ends below the leader's high
-  watermark are replicated at `catch_up_bytes_per_second` in total, if that is set.
+* Memory is bounded: per leader one response of `response_bytes_max`, and one of `catch_up_bytes_max`. Replicas that are
+  behind are replicated at `catch_up_bytes_per_second` in total, if that is set.
+* A partition is in one of the two fetchers of its leader, and changes it between two of its requests.
 
 Uses ports only: the simulator runs this code.
 """
@@ -83,6 +86,7 @@ class ReplicaFetcherSettings(NamedTuple):
     request_timeout_ms: int = 10_000
     backoff_ms: int = 50
     backoff_ms_max: int = 2000
+    catch_up_bytes_max: int = 1 << 20
     catch_up_bytes_per_second: int = 0
     all_partitions_max: int = 200
     """Number of partitions above which idle partitions are fetched less often than active ones."""
@@ -156,24 +160,31 @@ class ReplicationThrottle:
 
 
 class FetcherContext(NamedTuple):
-    """Dependencies shared by all fetchers of a broker. `broker_epoch` returns the epoch of its current session."""
+    """Dependencies shared by all fetchers of a broker. `broker_epoch` returns the epoch of its current session.
+    `change_fetcher(leader, fetched)` gives a replica to the other fetcher of its leader."""
 
     node_id: int
     peers: Peers
+    catch_up_peers: Peers
     scheduler: Scheduler
     clock: Clock
     random: Random
     broker_epoch: Callable[[], int]
     settings: ReplicaFetcherSettings
     throttle: ReplicationThrottle
+    change_fetcher: Callable[[int, _FetchedReplica], None]
 
 
 class ReplicaFetcher:
-    """Replica fetcher for the partitions of one leader."""
+    """Replica fetcher for the partitions of one leader: those that are behind, or the others."""
 
-    def __init__(self, context: FetcherContext, leader: int) -> None:
+    def __init__(self, context: FetcherContext, leader: int, *, is_catch_up: bool) -> None:
+        settings = context.settings
         self._context = context
         self._leader = leader
+        self._is_catch_up = is_catch_up
+        self._peers = context.catch_up_peers if is_catch_up else context.peers
+        self._response_bytes_max = settings.catch_up_bytes_max if is_catch_up else settings.response_bytes_max
         self.partitions: dict[Partition, _FetchedReplica] = {}
         self._work: Timer | None = None
         self._pause: Promise[None] | None = None
@@ -188,7 +199,11 @@ class ReplicaFetcher:
             self._attempts = 0  # a repeated call means that a session or the leader has changed
             self._wake()
             return
-        self.partitions[partition] = _FetchedReplica(partition, replica)
+        self.add_fetched(_FetchedReplica(partition, replica))
+
+    def add_fetched(self, fetched: _FetchedReplica) -> None:
+        """As `add`, of a replica that the other fetcher of the leader had."""
+        self.partitions[fetched.partition] = fetched
         self._wake()
         if self._work is None:
             name = f"follow broker {self._leader}"
@@ -215,7 +230,7 @@ class ReplicaFetcher:
                 await self._sleep(self._wait_ms())
                 continue
             try:
-                frame = await context.peers.send(
+                frame = await self._peers.send(
                     self._leader,
                     self._encode_fetch_request(requested, wait_ms),
                     timeout_ms=settings.request_timeout_ms,
@@ -305,7 +320,7 @@ class ReplicaFetcher:
                 FOLLOWER_CLIENT_ID_BYTES,
                 topics,
                 max_wait_ms=wait_ms,
-                max_bytes=settings.response_bytes_max,
+                max_bytes=self._response_bytes_max,
                 replica_id=self._context.node_id,
                 replica_epoch=self._context.broker_epoch(),
             )
@@ -316,7 +331,7 @@ class ReplicaFetcher:
             [(None, topic_id, partitions) for topic_id, partitions in topics.items()],
             max_wait_ms=wait_ms,
             min_bytes=1,
-            max_bytes=settings.response_bytes_max,
+            max_bytes=self._response_bytes_max,
             replica_id=self._context.node_id,
             replica_epoch=self._context.broker_epoch(),
         )
@@ -358,6 +373,10 @@ class ReplicaFetcher:
         for fetched in grown:  # the others come first in the next request
             if self.partitions.pop(fetched.partition, None) is fetched:
                 self.partitions[fetched.partition] = fetched
+        for fetched in requested:
+            if fetched.is_behind != self._is_catch_up and self.partitions.get(fetched.partition) is fetched:
+                self.remove(fetched.partition)
+                self._context.change_fetcher(self._leader, fetched)
         return grown
 
     def _apply_partition(self, fetched: _FetchedReplica, answer: FetchedPartition) -> bool:
@@ -479,12 +498,13 @@ class FailedReplica(NamedTuple):
 
 
 class ReplicaFetcherManager:
-    """The replica fetchers of this broker, one per leader. All methods run on the broker's event loop."""
+    """The replica fetchers of this broker, up to two per leader. All methods run on the broker's event loop."""
 
     def __init__(
         self,
         node_id: int,
         peers: Peers,
+        catch_up_peers: Peers,
         *,
         scheduler: Scheduler,
         clock: Clock,
@@ -495,9 +515,19 @@ class ReplicaFetcherManager:
         """`broker_epoch` returns the epoch of this broker's current session."""
         throttle = ReplicationThrottle(settings.catch_up_bytes_per_second, clock)
         self._context = FetcherContext(
-            node_id, peers, scheduler, clock, random, broker_epoch, settings, throttle
+            node_id,
+            peers,
+            catch_up_peers,
+            scheduler,
+            clock,
+            random,
+            broker_epoch,
+            settings,
+            throttle,
+            self._change_fetcher,
         )
-        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._fetchers: dict[tuple[int, bool], ReplicaFetcher] = {}
+        """By leader, and whether it is the one for replicas that are behind."""
         self._stopped = False
 
     def set_catch_up_rate(self, bytes_per_second: int) -> None:
@@ -510,27 +540,36 @@ class ReplicaFetcherManager:
         leader = (
             replica.leader if isinstance(replica, FollowerReplica) and not partition.closed else NO_LEADER
         )
-        for node_id, fetcher in list(self._fetchers.items()):
-            if node_id != leader:
-                fetcher.remove(partition)
-                if not fetcher.partitions:
-                    fetcher.stop()
-                    del self._fetchers[node_id]
+        self._remove(partition, except_leader=leader)
         if leader == NO_LEADER or self._stopped:
             return
         assert isinstance(replica, FollowerReplica)
-        found = self._fetchers.get(leader)
+        behind = self._fetchers.get((leader, True))
+        is_behind = behind is not None and partition in behind.partitions
+        self._fetcher(leader, is_catch_up=is_behind).add(partition, replica)
+
+    def _fetcher(self, leader: int, *, is_catch_up: bool) -> ReplicaFetcher:
+        found = self._fetchers.get((leader, is_catch_up))
         if found is None:
-            found = self._fetchers[leader] = ReplicaFetcher(self._context, leader)
-        found.add(partition, replica)
+            found = ReplicaFetcher(self._context, leader, is_catch_up=is_catch_up)
+            self._fetchers[leader, is_catch_up] = found
+        return found
+
+    def _change_fetcher(self, leader: int, fetched: _FetchedReplica) -> None:
+        self._fetcher(leader, is_catch_up=fetched.is_behind).add_fetched(fetched)
 
     def remove(self, partition: Partition) -> None:
         """Stop replicating a partition, because it is closed or is not a follower any more."""
-        for node_id, fetcher in list(self._fetchers.items()):
+        self._remove(partition, except_leader=NO_LEADER)
+
+    def _remove(self, partition: Partition, *, except_leader: int) -> None:
+        for key, fetcher in list(self._fetchers.items()):
+            if key[0] == except_leader:
+                continue
             fetcher.remove(partition)
             if not fetcher.partitions:
                 fetcher.stop()
-                del self._fetchers[node_id]
+                del self._fetchers[key]
 
     def failed_replicas(self) -> Iterator[FailedReplica]:
         """Yield the partitions that are not replicated now because of an error."""

@@ -50,7 +50,8 @@ RETRY_BACKOFF = Backoff(STORAGE_RETRY_MS, STORAGE_RETRY_MS_MAX, jitter=0)
 class ReplicaManager:
     """Partition replicas of a broker and their roles. All methods run on the broker's event loop.
 
-    `remove(topic)` closes a topic's open partitions and removes its data. `give_up(partitions)` requests that other
+    `remove(topic)` closes a topic's open partitions and removes its data, `remove_replica(topic, index)` those of one
+    partition. `give_up(partitions)` requests that other
     brokers lead the partitions (topic id, index) whose log failed on this broker or could not be opened.
     `has_session()` returns whether this process has registered; only then are lost logs replaced.
     `on_role_applied(partition)` is called for every applied role, `on_topics_created(revision)` after topics were
@@ -66,6 +67,7 @@ class ReplicaManager:
         state: MetadataImage,
         scheduler: Scheduler,
         remove: Callable[[Topic], Awaitable[None]],
+        remove_replica: Callable[[Topic, int], Awaitable[None]],
         give_up: Callable[[list[tuple[UUID, int]]], Awaitable[int]],
         has_session: Callable[[], bool],
         on_role_applied: Callable[[Partition], None],
@@ -77,6 +79,7 @@ class ReplicaManager:
         self._state = state
         self._scheduler = scheduler
         self._remove = remove
+        self._remove_replica = remove_replica
         self._give_up = give_up
         self._has_session = has_session
         self._on_role_applied = on_role_applied
@@ -85,6 +88,8 @@ class ReplicaManager:
         self._has_created_topics = False
         self._topics_to_open: dict[UUID, Topic] = {}
         self._deleted_topics: dict[UUID, Topic] = {}
+        self._topics_with_former_replicas: dict[UUID, Topic] = {}
+        self._topics_with_removed_replicas: dict[UUID, Topic] = {}
         self._failure_counts: dict[UUID, int] = {}  # consecutive failures
         self._wake: Promise[None] | None = None
         self._stopped = False
@@ -159,7 +164,7 @@ class ReplicaManager:
         """Apply the states of partitions that differ from those in `known`.
 
         Unchanged states are skipped, because the failure of a broker changes thousands of partitions one by one."""
-        can_open = False
+        can_open = has_former_replica = False
         partitions_or_errors = self._partitions.partitions_or_errors(topic)
         for index, (partition, state) in enumerate(zip(partitions_or_errors, topic.partitions, strict=True)):
             if index < len(known) and known[index] is state:
@@ -169,6 +174,10 @@ class ReplicaManager:
                 self._on_role_applied(partition)
                 self._under_min_isr_log.check(partition)
             can_open = can_open or self._can_open(topic, index, partition)
+            has_former_replica = has_former_replica or self._is_former_replica(state, partition)
+        if has_former_replica:
+            self._topics_with_former_replicas[topic.topic_id] = topic
+            self._wake_task()
         if can_open:
             self._topics_to_open[topic.topic_id] = topic
             self._wake_task()
@@ -183,12 +192,20 @@ class ReplicaManager:
         # back into the in-sync set. The log must be known as lost until then, also after another restart.
         return self._node_id not in state.isr and self._has_session()
 
+    def _is_former_replica(self, state: PartitionState, opened: Partition | StorageError | None) -> bool:
+        """Whether this broker has the log of a partition of which it has no replica any more."""
+        return opened is not None and self._node_id not in state.replicas
+
     # The task
 
     async def _open_and_remove_topics(self) -> None:
         while not self._stopped:
             if self._deleted_topics:
                 await self._process_first_topic(self._deleted_topics, self._remove_topic_data)
+            elif self._topics_with_former_replicas:
+                await self._process_first_topic(
+                    self._topics_with_former_replicas, self._remove_former_replicas
+                )
             elif self._topics_to_open:
                 await self._process_first_topic(self._topics_to_open, self._open_topic)
             elif self._has_created_topics:
@@ -224,6 +241,27 @@ class ReplicaManager:
             await self._remove(topic)
             logger.info("partitions_removed", extra=fields(topic=topic.name, id=topic_id))
         self._deleted_topics.pop(topic_id, None)
+
+    async def _remove_former_replicas(self, topic_id: UUID, _: Topic) -> None:
+        """Remove the logs of which this broker has no replica any more, according to the newest state: one that was
+        assigned again meanwhile continues with its log."""
+        topic = self._state.topics_by_id.get(topic_id)
+        for index in range(0 if topic is None else len(topic.partitions)):
+            if (topic := self._state.topics_by_id.get(topic_id)) is None:
+                break
+            opened = self._partitions.partitions_or_errors(topic)[index]
+            if not self._is_former_replica(topic.partitions[index], opened):
+                continue
+            if isinstance(opened, Partition):
+                self._leadership_applier.remove(opened)
+                opened.resign()
+                self._on_role_applied(opened)
+                self._under_min_isr_log.check(opened)
+            await self._remove_replica(topic, index)
+            logger.info("replica_removed", extra=fields(topic=topic.name, partition=index))
+        self._topics_with_former_replicas.pop(topic_id, None)
+        if (newest := self._state.topics_by_id.get(topic_id)) is not None:
+            self._serve_and_apply(newest)
 
     async def _open_topic(self, topic_id: UUID, _: Topic) -> None:
         topic = self._state.topics_by_id.get(topic_id)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
+    from mansio.broker.services.reassignments import ReassignmentService
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.share_groups.leases import LeaseService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
@@ -103,6 +104,7 @@ class BrokerServices:
     log_scrubber: LogScrubber
     cluster_description: ClusterDescriptionService
     elections: ElectionService
+    reassignments: ReassignmentService
     transactions: TransactionService
     transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator

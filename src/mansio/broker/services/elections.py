@@ -1,9 +1,7 @@
-"""Leader elections and partition reassignments (KIP-460, KIP-455).
+"""Leader elections (KIP-460).
 
 On a single node every partition has one replica, which is its leader, so elections are never needed. In a cluster, the
 broker that receives the request executes the elections, each as a compare-and-set transaction of the metadata store.
-Mansio does not move partitions: a reassignment that does not change a partition succeeds, as in Kafka; any other is
-rejected.
 
 An unclean election elects the first replica whose broker is up. Records that only other replicas have are lost; by
 requesting this type of election the client accepts that.
@@ -18,10 +16,8 @@ from mansio.errors import (
     ConcurrentChange,
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
-    InvalidReplicaAssignment,
     InvalidRequest,
     MansioError,
-    NoReassignmentInProgress,
     PreferredLeaderNotAvailable,
     RequestTimedOut,
     Unavailable,
@@ -32,7 +28,7 @@ from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
@@ -56,17 +52,8 @@ class ElectionResult:
     error: MansioError | None
 
 
-@dataclass(frozen=True, slots=True)
-class OngoingReassignment:
-    """A partition whose replicas are being added or removed."""
-
-    topic: str
-    partition: int
-    state: PartitionState
-
-
 class ElectionService:
-    """Executes leader elections, and checks and lists reassignments. All methods run on the broker's event loop."""
+    """Executes leader elections. All methods run on the broker's event loop."""
 
     __slots__ = ("_authorization", "_clock", "_cluster", "_scheduler", "_topics")
 
@@ -166,37 +153,6 @@ class ElectionService:
             raise ElectionNotNeeded(error.message) from error
         except Unavailable as error:
             raise EligibleLeadersNotAvailable(error.message) from error
-
-    def check_reassignment(
-        self, topic: str, index: int, replicas: Sequence[int] | None, *, caller: Caller
-    ) -> None:
-        """Check a reassignment of a partition to `replicas`; None cancels a reassignment.
-
-        Raises `InvalidReplicaAssignment` unless the partition has exactly these replicas already, and
-        `NoReassignmentInProgress` for a cancellation, because there are no reassignments. Also raises
-        `UnknownTopicOrPartition`, and `ClusterAuthorizationFailed` unless the caller may ALTER the cluster."""
-        self._authorization.check_cluster(caller, Operation.ALTER)
-        partition = self._find_partition(topic, index)
-        if replicas is None:
-            raise NoReassignmentInProgress
-        if tuple(replicas) != partition.replicas:
-            raise InvalidReplicaAssignment(
-                f"replicas cannot be moved: the partition stays on {list(partition.replicas)}, not {list(replicas)}"
-            )
-
-    def list_reassignments(
-        self, partitions: Iterable[tuple[str, int]] | None, *, caller: Caller
-    ) -> list[OngoingReassignment]:
-        """Return the ongoing reassignments of `partitions`, or of all partitions if it is None. Partitions that do not
-        exist are omitted. Raises `ClusterAuthorizationFailed` unless the caller may DESCRIBE the cluster."""
-        self._authorization.check_cluster(caller, Operation.DESCRIBE)
-        topics = self._topics.state.topics
-        found = []
-        for name, index in self._all_partitions() if partitions is None else partitions:
-            states = topics[name].partitions if name in topics else ()
-            if 0 <= index < len(states) and (states[index].adding or states[index].removing):
-                found.append(OngoingReassignment(name, index, states[index]))
-        return found
 
     def _find_partition(self, topic: str, index: int) -> PartitionState:
         partitions = self._topics.find(topic).partitions

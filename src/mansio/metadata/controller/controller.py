@@ -8,7 +8,7 @@ Each round decides on the current metadata. If a transaction does not succeed, t
 round decides again. After a conflict batches get smaller, so that a partition that changes all the time does not
 prevent many others from getting a leader.
 
-Any broker also executes the elections that administrators request.
+Any broker also executes the elections and begins the reassignments that administrators request.
 """
 
 from __future__ import annotations
@@ -18,28 +18,34 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import ConcurrentChange, Unavailable, UnknownTopicOrPartition
-from mansio.logs import fields
-from mansio.metadata import metadata_store
-from mansio.metadata.controller.failure_detector import FailureDetector
-from mansio.metadata.controller_plan import (
-    ClusterView,
-    Plan,
-    plan,
-    preferred_election,
-    unclean_election,
+from mansio.errors import (
+    BrokerIdNotRegistered,
+    ConcurrentChange,
+    InvalidRequest,
+    MansioError,
+    Unavailable,
+    UnknownTopicOrPartition,
 )
+from mansio.logs import fields
+from mansio.metadata import metadata_store, reassignment
+from mansio.metadata.cluster_view import ClusterView
+from mansio.metadata.controller.failure_detector import FailureDetector
+from mansio.metadata.controller_plan import Plan, plan, preferred_election, unclean_election
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
 from mansio.metadata.model import BROKER_FENCED, NO_LEADER, TOPIC_DELETING, ControllerState, topic_document
 from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, split_into_transactions
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from uuid import UUID
 
-    from mansio.metadata.controller_plan import FenceBroker, PartitionChange
+    from mansio.metadata.cluster_view import PartitionChange
+    from mansio.metadata.controller_plan import FenceBroker
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import PartitionState, Topic
+    from mansio.metadata.reassignment import FactorChange, Reassignment
     from mansio.metadata.session import Session
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
 
@@ -55,6 +61,9 @@ ELECTION_CAUSES: Final = {
     "preferred leader": "preferred",
     "no in-sync replica is available": "no_in_sync_replica",
     "unclean election": "unclean",
+    "reassignment begins": "reassignment",
+    "reassignment is finished": "reassignment",
+    "reassignment is cancelled": "reassignment",
 }
 """Label of the elections metric by `PartitionChange.reason`, for the reasons for which a leader changes."""
 
@@ -219,14 +228,26 @@ class Controller:
         await self._commit_changes(due.changes, term)
         for fence in due.fences:
             await self._fence_broker(fence, term)
+        for factor in due.factors:
+            await self._store_factor(factor, term)
         for deletion in due.deletions:
             await self._complete_deletion(deletion.topic, term)
 
     async def _commit_changes(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
-        guard = self._term_guard(term)
+        done_changes, conflicts = await self._commit_batches(
+            changes, self._term_guard(term), self._batch_size
+        )
+        self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
+        self._count_elections(done_changes)
+
+    async def _commit_batches(
+        self, changes: Sequence[PartitionChange], guard: Compare, size: int
+    ) -> tuple[list[PartitionChange], int]:
+        """Commit changes in transactions of at most `size`; return those that were committed, and the number of
+        conflicts."""
         revision, conflicts = 0, 0
         done_changes: list[PartitionChange] = []
-        for batch in split_into_transactions(changes, self._store.operations_max, self._batch_size):
+        for batch in split_into_transactions(changes, self._store.operations_max, size):
             try:
                 done = await commit_changes(self._store, self._state.keys, batch, guard, self._random)
             except ConcurrentChange:
@@ -235,11 +256,10 @@ class Controller:
             revision = max(revision, done.revision)
             conflicts += not done.succeeded
             done_changes += batch if done.succeeded else []
-        self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
         if done_changes:
-            self._count_elections(done_changes)
             _log_changes(done_changes, conflicts)
         await self._state.wait_for_revision(revision, self._scheduler)
+        return done_changes, conflicts
 
     def _count_elections(self, changes: Sequence[PartitionChange]) -> None:
         for change in changes:
@@ -266,6 +286,19 @@ class Controller:
         await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:
             logger.warning("broker_fenced", extra=fields(broker=fence.node_id))
+
+    async def _store_factor(self, change: FactorChange, term: ControllerState) -> None:
+        key, writer = self._state.keys.topic(change.topic.name), new_writer_id(self._random)
+        document = topic_document(
+            dataclasses.replace(change.topic, replication_factor=change.replication_factor)
+        )
+        compares = [self._term_guard(term), Compare(key, mod_revision=change.topic.mod_revision)]
+        put = Put(key, metadata_store.encode(document, writer))
+        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        await self._state.wait_for_revision(done.revision, self._scheduler)
+        if done.succeeded:
+            known = fields(topic=change.topic.name, replication_factor=change.replication_factor)
+            logger.info("replication_factor_changed", extra=known)
 
     async def _complete_deletion(self, topic: Topic, term: ControllerState) -> None:
         """Delete all keys of a topic whose creator failed. First the topic's key is changed, so that the store rejects
@@ -350,6 +383,92 @@ class Controller:
                 return change.after
         raise ConcurrentChange(f"{name}-{index} was changed concurrently")
 
+    async def reassign(
+        self, wanted: Sequence[Reassignment], *, may_change_factor: bool
+    ) -> list[MansioError | None]:
+        """Begin, replace or cancel reassignments; return an error or None for each. Each partition is changed on its
+        own, many in one transaction.
+
+        The errors are those of `reassignment.begin` and `reassignment.cancel`, `UnknownTopicOrPartition`,
+        `Unavailable` and `ConcurrentChange`. Raises `Unavailable` if this broker has no session."""
+        results: dict[int, MansioError | None] = {}
+        for attempt in range(CONFLICT_ATTEMPTS_MAX):
+            session = self._session()
+            if session is None or not session.is_valid(self._clock.monotonic()):
+                raise Unavailable("this broker has no session")
+            view = self._view(self._clock.monotonic())
+            changes: dict[tuple[UUID, int], PartitionChange] = {}
+            numbers: dict[tuple[UUID, int], int] = {}
+            for number, each in enumerate(wanted):
+                if number in results:
+                    continue
+                try:
+                    change = _reassignment_change(view, each, may_change_factor=may_change_factor)
+                except MansioError as error:
+                    results[number] = without_traceback(error)
+                    continue
+                if change is None:
+                    results[number] = None
+                    continue
+                place = (change.topic_id, change.partition)
+                if place in changes:
+                    results[numbers[place]] = None  # of several for one partition the last one counts
+                changes[place], numbers[place] = change, number
+            guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
+            size = max(1, BATCH_CHANGES_MAX >> attempt)
+            for change in (await self._commit_batches([*changes.values()], guard, size))[0]:
+                results[numbers[change.topic_id, change.partition]] = None
+            if len(results) == len(wanted):
+                break
+        return [
+            results.get(number, ConcurrentChange(f"{each.topic}-{each.partition} was changed concurrently"))
+            for number, each in enumerate(wanted)
+        ]
+
+    async def unregister(self, node_id: int) -> None:
+        """Delete the registration of a broker that has left the cluster for good.
+
+        Raises `BrokerIdNotRegistered`, `InvalidRequest` if it has a session or replicas, `Unavailable`, and
+        `ConcurrentChange` if it registers meanwhile."""
+        session, keys = self._session(), self._state.keys
+        if session is None or not session.is_valid(self._clock.monotonic()):
+            raise Unavailable("this broker has no session")
+        registration = self._state.registrations.get(node_id)
+        if registration is None:
+            raise BrokerIdNotRegistered(f"there is no broker {node_id}")
+        if node_id in self._state.brokers:
+            raise InvalidRequest(f"broker {node_id} is running; stop it first")
+        topics = [*self._state.topics.values(), *self._state.unfinished_topics.values()]
+        replicas = sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
+        if replicas:
+            raise InvalidRequest(
+                f"broker {node_id} has {replicas} replicas; move them to other brokers first"
+            )
+        compares = [
+            Compare(keys.session(self._node_id), create_revision=session.epoch),
+            Compare(keys.session(node_id), create_revision=0),
+            Compare(keys.registration(node_id), mod_revision=registration.mod_revision),
+        ]
+        deletes = [Delete(keys.registration(node_id))]
+        done = await metadata_store.transact_with_retries(self._store, compares, deletes)
+        await self._state.wait_for_revision(done.revision, self._scheduler)
+        if not done.succeeded:
+            raise ConcurrentChange(f"the registration of broker {node_id} was changed concurrently")
+        logger.info("broker_unregistered", extra=fields(broker=node_id))
+
+
+def _reassignment_change(
+    view: ClusterView, wanted: Reassignment, *, may_change_factor: bool
+) -> PartitionChange | None:
+    topic = view.topics.get(wanted.topic)
+    if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+        raise UnknownTopicOrPartition(f"there is no partition {wanted.topic}-{wanted.partition}")
+    if wanted.replicas is None:
+        return reassignment.cancel(view, topic, wanted.partition)
+    return reassignment.begin(
+        view, topic, wanted.partition, wanted.replicas, may_change_factor=may_change_factor
+    )
+
 
 def _changes_leader_epoch(change: PartitionChange) -> bool:
     return change.after.leader_epoch != change.before.leader_epoch
@@ -361,7 +480,7 @@ def _log_changes(changes: Sequence[PartitionChange], conflicts: int) -> None:
     known = fields(
         leaders_changed=len(leader_changes),
         left_without_leader=without_leader,
-        removed_from_in_sync=len(changes) - len(leader_changes),
+        removed_from_in_sync=sum(1 for change in changes if len(change.after.isr) < len(change.before.isr)),
         conflicts=conflicts,
         reason=",".join(sorted({change.reason for change in changes})),
     )

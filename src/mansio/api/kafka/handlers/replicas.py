@@ -1,4 +1,5 @@
-"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments (KIP-460, KIP-455)."""
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments, UnregisterBroker (KIP-460, KIP-455,
+KIP-631)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.elections import ElectionResult
-from mansio.errors import ClusterAuthorizationFailed, MansioError
+from mansio.errors import ClusterAuthorizationFailed, MansioError, Unavailable
 from mansio.host.item_turns import ItemTurns
+from mansio.metadata.reassignment import Reassignment
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
@@ -56,34 +60,52 @@ async def elect_leaders(service: BrokerServices, request: Struct, context: Reque
 async def alter_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Check requested reassignments; each partition succeeds or fails on its own.
+    """Begin or cancel reassignments; each partition succeeds or fails on its own.
 
-    A refusal has the error, and once more for each partition, as in Kafka."""
-    turns = ItemTurns(service.scheduler)
-    responses = []
+    A refusal has the error, and once more for each partition, as in Kafka. Version 0 may change the number of replicas
+    (KIP-860)."""
+    wanted = [
+        Reassignment(topic.name, each.partition_index, each.replicas)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
+    may_change_factor = request.allow_replication_factor_change
     refusal: dict[str, Any] = {}
-    for topic in request.topics:
-        await turns.next()
-        partitions = []
-        for wanted in topic.partitions:
-            await turns.next()
-            result: dict[str, Any] = {"partition_index": wanted.partition_index}
-            try:
-                service.elections.check_reassignment(
-                    topic.name, wanted.partition_index, wanted.replicas, caller=context.caller
-                )
-            except MansioError as error:
-                fields = {"error_code": error.kafka_code, "error_message": error.message}
-                result |= fields
-                if isinstance(error, ClusterAuthorizationFailed):
-                    refusal = fields
-            partitions.append(result)
-        responses.append({"name": topic.name, "partitions": partitions})
+    try:
+        errors: Sequence[MansioError | None] = await service.reassignments.alter(
+            wanted, may_change_factor=may_change_factor, caller=context.caller
+        )
+    except (ClusterAuthorizationFailed, Unavailable) as error:
+        refused = without_traceback(error)
+        refusal = {"error_code": refused.kafka_code, "error_message": refused.message}
+        errors = [refused] * len(wanted)
+    results = zip(wanted, errors, strict=True)
     return {
         **refusal,
-        "allow_replication_factor_change": request.allow_replication_factor_change,
-        "responses": responses,
+        "allow_replication_factor_change": may_change_factor,
+        "responses": [
+            {"name": topic.name, "partitions": [_result(*next(results)) for _ in topic.partitions]}
+            for topic in request.topics
+        ],
     }
+
+
+def _result(wanted: Reassignment, error: MansioError | None) -> dict[str, Any]:
+    result: dict[str, Any] = {"partition_index": wanted.partition}
+    return (
+        result if error is None else result | {"error_code": error.kafka_code, "error_message": error.message}
+    )
+
+
+async def unregister_broker(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Forget a broker that has left the cluster for good (KIP-631)."""
+    try:
+        await service.reassignments.unregister(request.broker_id, caller=context.caller)
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message}
+    return {}
 
 
 async def list_partition_reassignments(
@@ -91,7 +113,7 @@ async def list_partition_reassignments(
 ) -> dict[str, Any]:
     """Return the ongoing reassignments of the requested partitions, or of all."""
     wanted = request.topics
-    found = service.elections.list_reassignments(
+    found = await service.reassignments.list_ongoing(
         None
         if wanted is None
         else [(item.name, index) for item in wanted for index in item.partition_indexes],

@@ -208,6 +208,7 @@ ADMINISTRATIVE: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Iterator[C
     ApiKey.CREATE_ACLS: _created_acls,
     ApiKey.DELETE_ACLS: _deleted_acls,
     ApiKey.UPDATE_FEATURES: _cluster,
+    ApiKey.UNREGISTER_BROKER: _cluster,
     ApiKey.ALTER_REPLICA_LOG_DIRS: _partitions("results", "topic_name", "partitions"),
     ApiKey.WRITE_TXN_MARKERS: _aborted_transactions,
     ApiKey.ALTER_SCHEDULES: _named("schedule", "name"),
