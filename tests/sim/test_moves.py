@@ -39,7 +39,6 @@ def seeds_of(first: int) -> list[int]:
     return clustered[:HISTORIES]
 
 
-@pytest.mark.row("C3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", smoke_first(*FIRST_SEEDS))
 def test_no_history_with_moves_violates_a_guarantee(kind: str) -> None:

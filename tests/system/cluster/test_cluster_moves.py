@@ -10,16 +10,16 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as KafkaPythonPartition
 
+from mansio import blocking
 from support.cluster import cluster, on_same_processors
-from system.cluster.load import ClusterLoad, say
+from system.cluster.load import ClusterLoad, create_topic, say
+from system.cluster.prober import read_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from support.cluster import Cluster
-
-pytestmark = pytest.mark.full
 
 BROKERS = 4
 MOVED_DEADLINE_S = 90.0
@@ -75,6 +75,24 @@ def others(replicas: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.row("C3")
+def test_a_moved_partition_has_its_records_and_its_old_broker_has_no_data_of_it(tmp_path: Path) -> None:
+    with cluster(tmp_path, brokers=2) as one:
+        create_topic(one, "t", copies=1)
+        before = one.leader("t")
+        after = 3 - before
+        with blocking.connect(one.bootstrap_servers) as client:
+            client.publish("t", b"before")
+            begin_moves(one, "t", {0: [after]})
+            wait_moved(one, "t", {0: [after]})
+            client.publish("t", b"after")
+        assert read_values(one, "t") == [(0, b"before"), (1, b"after")]
+        wait_removed(one, "t")
+        assert one.leader("t") == after
+        one.check_logs()
+
+
+@pytest.mark.full
+@pytest.mark.row("C3")
 @pytest.mark.timeout(420)
 def test_partitions_that_move_under_load_lose_nothing_when_source_target_and_controller_are_killed(
     tmp_path: Path,
@@ -115,6 +133,7 @@ def test_partitions_that_move_under_load_lose_nothing_when_source_target_and_con
         one.check_logs()
 
 
+@pytest.mark.full
 @pytest.mark.row("C3")
 @pytest.mark.timeout(240)
 def test_the_number_of_replicas_changes_and_a_move_that_cannot_end_is_cancelled(tmp_path: Path) -> None:
