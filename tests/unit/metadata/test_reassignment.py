@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -15,6 +17,7 @@ from mansio.metadata.cluster_view import ClusterView, PartitionChange
 from mansio.metadata.controller_plan import plan
 from mansio.metadata.model import (
     BROKER_ACTIVE,
+    BROKER_DRAINING,
     NO_LEADER,
     TOPIC_LIVE,
     BrokerState,
@@ -22,6 +25,10 @@ from mansio.metadata.model import (
     Registration,
     Topic,
 )
+from support.tiers import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 NODES = range(1, 6)
 
@@ -30,10 +37,13 @@ def topic_of(partition: PartitionState, *, factor: int = 3, configs: dict[str, s
     return Topic("t", UUID(int=1), (partition,), factor, configs or {}, False, TOPIC_LIVE, 1)
 
 
-def view_of(topic: Topic, online: dict[int, int]) -> ClusterView:
+def view_of(topic: Topic, online: dict[int, int], draining: Collection[int] = ()) -> ClusterView:
     """`online`: the broker epochs by node id."""
     brokers = {node: BrokerState(node, "h", 1, None, epoch) for node, epoch in online.items()}
-    return ClusterView(brokers, {node: Registration(BROKER_ACTIVE, 1) for node in NODES}, {"t": topic}, {})
+    registrations = {
+        node: Registration(BROKER_DRAINING if node in draining else BROKER_ACTIVE, 1) for node in NODES
+    }
+    return ClusterView(brokers, registrations, {"t": topic}, {})
 
 
 class Moves(RuleBasedStateMachine):
@@ -42,6 +52,7 @@ class Moves(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.online = {node: 100 + node for node in NODES}
+        self.draining: set[int] = set()
         self.next_epoch = 200
         state = PartitionState((1, 2, 3), 1, 0, (1, 2, 3), leader_broker_epoch=101)
         self.topic = topic_of(state)
@@ -53,7 +64,7 @@ class Moves(RuleBasedStateMachine):
         return self.topic.partitions[0]
 
     def view(self) -> ClusterView:
-        return view_of(self.topic, self.online)
+        return view_of(self.topic, self.online, self.draining)
 
     def apply(self, change: PartitionChange | None) -> None:
         if change is None:
@@ -75,7 +86,8 @@ class Moves(RuleBasedStateMachine):
         try:
             change = reassignment.begin(self.view(), self.topic, 0, wanted)
         except Unavailable:
-            assert any(node not in self.online for node in wanted) or self.partition.leader not in wanted
+            away = [node for node in NODES if node not in self.online or node in self.draining]
+            assert {*away} & {*wanted} or self.partition.leader not in wanted
             return
         except InvalidReplicaAssignment:
             former = {*self.partition.adding} - {*wanted}
@@ -92,7 +104,7 @@ class Moves(RuleBasedStateMachine):
         try:
             change = reassignment.cancel(self.view(), self.topic, 0)
         except MansioError:
-            assert not {*self.partition.isr} & {*self.original} & self.online.keys()
+            assert not {*self.partition.isr} & {*self.original} & (self.online.keys() - self.draining)
             return
         self.apply(change)
         assert {*self.partition.replicas} == {*self.original}
@@ -106,8 +118,19 @@ class Moves(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES))
     def begin_session(self, node: int) -> None:
         if node not in self.online:
+            self.draining.discard(node)
             self.next_epoch += 1
             self.online[node] = self.next_epoch
+
+    @rule(node=st.sampled_from(NODES))
+    def drain(self, node: int) -> None:
+        if node in self.online:
+            self.draining.add(node)
+
+    @rule()
+    def catch_up_all(self) -> None:
+        for node in NODES:
+            self.catch_up(node)
 
     @rule(node=st.sampled_from(NODES))
     def catch_up(self, node: int) -> None:
@@ -132,14 +155,16 @@ class Moves(RuleBasedStateMachine):
             self.topic = dataclasses.replace(self.topic, partitions=(after,))
             self.copies = {state.leader}
 
-    @rule()
-    def run_a_round(self) -> None:
-        due = plan(self.view())
+    @rule(balance=st.booleans())
+    def run_a_round(self, *, balance: bool = False) -> None:
+        due = plan(self.view(), balance=balance)
         for change in due.changes:
             was_reassigned, adding = reassignment.is_reassigned(change.before), change.before.adding
             self.apply(change)
             if (leader := self.partition.leader) != change.before.leader and leader != NO_LEADER:
                 assert leader in self.online
+                is_move = was_reassigned and not reassignment.is_reassigned(self.partition)
+                assert leader not in self.draining or not is_move
             if was_reassigned and not reassignment.is_reassigned(self.partition):
                 in_sync, replicas = {*self.partition.isr}, self.partition.replicas
                 assert in_sync.issuperset(adding)
@@ -170,11 +195,12 @@ class Moves(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With all brokers up and all replicas caught up, a reassignment finishes."""
         for node in NODES:
+            if node in self.draining:
+                self.end_session(node)
             self.begin_session(node)
         for _ in range(4):
             self.run_a_round()
-            for node in NODES:
-                self.catch_up(node)
+            self.catch_up_all()
         self.run_a_round()
         self.run_a_round()
         assert not reassignment.is_reassigned(self.partition)
@@ -183,6 +209,7 @@ class Moves(RuleBasedStateMachine):
 
 
 TestMoves = Moves.TestCase
+TestMoves.settings = settings(max_examples=examples(60, 400, 3000), stateful_step_count=40)
 
 
 STATE = PartitionState((1, 2, 3), 1, 0, (1, 2, 3), leader_broker_epoch=101)
@@ -223,3 +250,27 @@ def test_the_same_replicas_in_another_order_are_another_preferred_leader_at_once
     assert not reassignment.is_reassigned(change.after)
     assert change.after.leader_epoch == STATE.leader_epoch
     assert reassignment.begin(view_of(topic, ALL), topic, 0, [1, 2, 3]) is None
+
+
+def test_a_broker_that_is_stopping_does_not_lead_at_the_end_of_a_move() -> None:
+    state = STATE._replace(replicas=(4, 5, 1, 2, 3), isr=(1, 2, 3, 4, 5), adding=(4, 5), removing=(1, 2, 3))
+    topic = topic_of(state, factor=2)
+    (change,) = plan(view_of(topic, ALL, {4})).changes
+    assert (change.after.replicas, change.after.leader) == ((4, 5), 5)
+    assert not plan(view_of(topic, ALL, {4, 5})).changes
+
+
+def test_a_move_is_not_cancelled_if_only_added_replicas_are_in_sync() -> None:
+    state = STATE._replace(
+        replicas=(4, 1, 2, 3),
+        leader=4,
+        leader_broker_epoch=ALL[4],
+        isr=(4,),
+        adding=(4,),
+        removing=(2, 3),
+    )
+    topic = topic_of(state)
+    with pytest.raises(InvalidReplicaAssignment):
+        reassignment.cancel(view_of(topic, ALL), topic, 0)
+    with pytest.raises(InvalidReplicaAssignment):
+        reassignment.begin(view_of(topic, ALL), topic, 0, [1, 2, 3])
