@@ -12,8 +12,8 @@ Added replicas follow the leader as any replica that is not in sync, and the lea
 controller finishes a reassignment; brokers that have no replica any more then delete their copy.
 
 Invariants:
-* No replica that the partition had is removed before all added ones and a majority of the target are in sync. So the
-  partition never has fewer copies than its old or its new replicas stand for.
+* No replica that the partition had is removed before all added ones, and as many of the target as acks=all may need, at
+  least a majority, are in sync.
 * A replica is removed from the in-sync set only together with its removal from the replicas, and another one stays in
   the set.
 * The leader epoch increases when a replica is removed, so that no late fetch request of a former replica is taken for
@@ -118,7 +118,7 @@ def _check_target(
         raise InvalidReplicationFactor(
             f"{name} has {len(original)} replicas, not {len(target)}, and the request forbids another number"
         )
-    in_sync_min = int(topic.configs.get("min.insync.replicas", 1))
+    in_sync_min = _in_sync_min(topic)
     if len(target) < min(in_sync_min, len(original)):
         raise InvalidReplicationFactor(
             f"{name}: {len(target)} replicas are fewer than min.insync.replicas={in_sync_min} of the topic"
@@ -149,15 +149,28 @@ def finish(view: ClusterView, topic: Topic, index: int) -> PartitionChange | Non
         return None
     target = target_of(partition)
     in_sync = {*partition.isr} & {*target}
-    if not in_sync.issuperset(partition.adding) or 2 * len(in_sync) <= len(target):
+    if not in_sync.issuperset(partition.adding) or len(in_sync) < _needed_in_sync(topic, len(target)):
         return None
+    if not all(view.epoch(replica) for replica in partition.adding):
+        return None  # one that is away may have lost its log
     if topic.replication_factor > len(target):
         return None  # it is reduced first, so that the default of min.insync.replicas can be met
     try:
         after = _with_replicas(view, f"{topic.name}-{index}", partition, target)
     except Unavailable:
         return None
-    return _change(view, topic, index, after._replace(adding=(), removing=()), "reassignment is finished")
+    after = after._replace(adding=(), removing=())
+    return _change(view, topic, index, after, "reassignment is finished", partition.adding)
+
+
+def _needed_in_sync(topic: Topic, count: int) -> int:
+    """Return how many of `count` new replicas must be in sync: a majority, or what acks=all needs if that is more."""
+    return min(max(count // 2 + 1, _in_sync_min(topic)), count)
+
+
+def _in_sync_min(topic: Topic) -> int:
+    """Return min.insync.replicas of the topic, 1 if it has the default, a majority."""
+    return int(topic.configs.get("min.insync.replicas", 1))
 
 
 def factor_change(topic: Topic) -> FactorChange | None:

@@ -804,9 +804,14 @@ class BrokerRuntime:
             logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
 
     async def _remove_replica(self, topic: Topic, index: int) -> None:
-        """Close a partition of which this broker has no replica any more, and remove its data."""
-        await self.log_cleaner.abort(topic.topic_id)
-        await self.partitions.close_partition(topic, index)
+        """Close a partition of which this broker has no replica any more, and remove its data.
+
+        It is stopped before anything is awaited: if the broker is assigned again meanwhile, the log that is about to be
+        removed must not follow a leader."""
+        stopped = self.partitions.stop_partition(topic, index)
+        await self.log_cleaner.abort(topic.topic_id, index)
+        if stopped is not None:
+            await self.partitions.close_stopped(stopped)
         await self.orphaned_directories.remove_replica(topic, index)
 
     async def _lead_all_partitions(self) -> None:

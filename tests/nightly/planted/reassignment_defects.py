@@ -13,14 +13,14 @@ REASSIGNMENT_DEFECTS = (
     Defect(
         "a move ends before an added replica is in sync",
         RULES,
-        "if not in_sync.issuperset(partition.adding) or 2 * len(in_sync) <= len(target):",
-        "if 2 * len(in_sync) <= len(target):",
+        "if not in_sync.issuperset(partition.adding) or len(in_sync) < _needed_in_sync(topic, len(target)):",
+        "if len(in_sync) < _needed_in_sync(topic, len(target)):",
         MODEL,
     ),
     Defect(
         "a move ends with a minority in sync",
         RULES,
-        "if not in_sync.issuperset(partition.adding) or 2 * len(in_sync) <= len(target):",
+        "if not in_sync.issuperset(partition.adding) or len(in_sync) < _needed_in_sync(topic, len(target)):",
         "if not in_sync.issuperset(partition.adding):",
         MODEL,
     ),

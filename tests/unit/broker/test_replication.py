@@ -797,3 +797,27 @@ def test_producers_are_remembered_by_the_next_leader_and_forgotten_with_what_was
     assert not cluster[1].partition.append(batch(2)).duplicate
     assert not cluster[1].partition.append(batch(0, producer_id=8)).duplicate
     assert KEYS.session(1) in {entry.key for entry in cluster.store.list(KEYS.prefix).entries}
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_replica_of_a_busy_partition_gets_in_sync_beside_idle_ones(partitions: int) -> None:
+    """It changes to the fetcher of replicas that are in sync when the leader knows that it has caught up; the request
+    of that fetcher may be held at the leader, which has no records of the idle partition."""
+    cluster = Cluster(3, seed=1, partitions=partitions)
+    simulation = cluster.simulation
+    simulation.run_for(500)
+    cluster.kill(3)
+    cluster.end_session(3)
+    simulation.run_until(lambda: 3 not in cluster.state(0).isr, within_ms=5000)
+    value = b"x" * 100_000
+    for _ in range(60):
+        cluster[1].append(value)
+        simulation.run_for(2)
+    cluster.restart(3)
+    cluster.tell()
+    for _ in range(400):
+        if 3 in cluster.state(0).isr:
+            break
+        cluster[1].append(value)
+        simulation.run_for(12)
+    assert 3 in cluster.state(0).isr

@@ -274,3 +274,20 @@ def test_a_move_is_not_cancelled_if_only_added_replicas_are_in_sync() -> None:
         reassignment.cancel(view_of(topic, ALL), topic, 0)
     with pytest.raises(InvalidReplicaAssignment):
         reassignment.begin(view_of(topic, ALL), topic, 0, [1, 2, 3])
+
+
+def test_a_move_does_not_end_while_an_added_replica_is_away() -> None:
+    """It is expected back, and still in the in-sync set; its disk may be what failed."""
+    state = STATE._replace(replicas=(1, 4, 2, 3), isr=(1, 2, 3, 4), adding=(4,), removing=(2, 3))
+    topic = topic_of(state, factor=2)
+    online = {node: epoch for node, epoch in ALL.items() if node != 4}
+    view = view_of(topic, online)._replace(expected_back=frozenset({4}))
+    assert not plan(view).changes
+    (change,) = plan(view_of(topic, ALL)).changes
+    assert change.required_sessions == {4: ALL[4]}
+
+
+def test_a_move_ends_when_as_many_are_in_sync_as_the_topic_requires() -> None:
+    state = STATE._replace(replicas=(1, 3, 4, 2), isr=(1, 4), adding=(4,), removing=(2,))
+    assert not plan(view_of(topic_of(state, configs={"min.insync.replicas": "3"}), ALL)).changes
+    assert plan(view_of(topic_of(state), ALL)).changes

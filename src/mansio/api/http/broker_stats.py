@@ -43,6 +43,7 @@ class LeaderSample(NamedTuple):
     is_under_replicated: bool
     is_under_min_isr: bool
     followers: Sequence[FollowerSample]
+    is_reassigned: bool = False
 
 
 class PendingSample(NamedTuple):

@@ -124,6 +124,7 @@ class LeaderTotals:
     partitions: int = 0
     under_replicated: int = 0
     under_min_isr: int = 0
+    reassigned: int = 0
     records: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
 
@@ -131,6 +132,7 @@ class LeaderTotals:
         self.partitions += 1
         self.under_replicated += led.is_under_replicated
         self.under_min_isr += led.is_under_min_isr
+        self.reassigned += led.is_reassigned
         for broker, records, seconds in led.followers:
             if records >= 0:
                 self.records[broker] = max(self.records.get(broker, 0), records)
@@ -292,13 +294,16 @@ def _replica_metrics(led: LeaderTotals) -> Iterable[Metric]:
     yield _one("leader_partitions", "Partitions led by this broker.", led.partitions)
     yield _one(
         "under_replicated_partitions",
-        "Partitions led here with a replica out of sync, also one that a reassignment adds.",
+        "Partitions led here with a replica out of sync, without those that a reassignment adds.",
         led.under_replicated,
     )
     yield _one(
         "under_min_isr_partitions",
         "Partitions led here that reject acks=all because too few replicas are in sync.",
         led.under_min_isr,
+    )
+    yield _one(
+        "reassigning_partitions", "Partitions led here whose replicas are being moved.", led.reassigned
     )
     for name, meaning, found in (
         (

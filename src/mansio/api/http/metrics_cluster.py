@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.api.http.broker_stats import FollowerSample, LeaderSample, Measurement
 from mansio.broker.services.health import Problem
+from mansio.metadata import reassignment
 from mansio.metadata.model import BROKER_FENCED, NO_LEADER
 from mansio.metadata.session import RENEW_FRACTION
 from mansio.state.replica import UNKNOWN
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.partition.partition import Partition
+    from mansio.metadata.model import PartitionState
     from mansio.metadata.session import Session
 
 RENEWALS_MISSED_MAX: Final = 3
@@ -99,8 +101,9 @@ def _etcd(broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("etcd_member_restarts", meaning, member.restarts)
 
 
-def leader_sample(partition: Partition) -> LeaderSample | None:
-    """Return the state of replication of a partition; None if this broker is not its leader."""
+def leader_sample(partition: Partition, state: PartitionState | None = None) -> LeaderSample | None:
+    """Return the state of replication of a partition; None if this broker is not its leader. `state`: that of the
+    metadata, None if the partition does not exist there."""
     replica = partition.leader_progress
     if replica is None:
         return None
@@ -115,7 +118,10 @@ def leader_sample(partition: Partition) -> LeaderSample | None:
         )
         for node, copy in replica.followers().items()
     )
-    return LeaderSample(len(replica.in_sync) < 1 + len(followers), replica.is_under_min_isr, followers)
+    adding = () if state is None else state.adding
+    missing = replica.followers().keys() - replica.in_sync - {*adding}
+    is_reassigned = state is not None and reassignment.is_reassigned(state)
+    return LeaderSample(bool(missing), replica.is_under_min_isr, followers, is_reassigned)
 
 
 def problems(broker: RunningBroker) -> Iterator[Problem]:

@@ -22,9 +22,16 @@ from mansio.errors import CorruptLog, MansioError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
+    from mansio.api.http.broker_stats import (
+        Distribution,
+        LeaderSample,
+        Measurement,
+        Phase,
+        RunningBroker,
+    )
     from mansio.broker.features.delays.delay_service import PartitionPending
     from mansio.broker.features.delays.schedule_service import PartitionSchedules
+    from mansio.broker.partition.partition import Partition
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
@@ -167,6 +174,14 @@ class ServiceStats:
                     )
                 yield Problem("log_truncated", detail, partition.topic, partition.index)
 
+    def _replication(self, partition: Partition) -> LeaderSample | None:
+        assert self._broker is not None
+        topic = self._broker.services.topics.state.topics_by_id.get(partition.topic_id)
+        is_known = topic is not None and partition.index < len(topic.partitions)
+        return metrics_cluster.leader_sample(
+            partition, topic.partitions[partition.index] if is_known and topic is not None else None
+        )
+
     def partition_samples(self) -> Iterator[PartitionSample]:
         if self._broker is None:
             return
@@ -182,7 +197,7 @@ class ServiceStats:
                 high_watermark=partition.high_watermark,
                 size_bytes=partition.log.size_bytes,
                 has_failed=partition.log.failure is not None,
-                replication=metrics_cluster.leader_sample(partition) if clustered else None,
+                replication=self._replication(partition) if clustered else None,
                 pending=_pending_sample(delays.sample(partition)),
                 schedules=_schedule_sample(schedules.sample(partition)),
                 stable_lag=max(partition.high_watermark - partition.last_stable_offset, 0),

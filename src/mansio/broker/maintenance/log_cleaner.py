@@ -166,9 +166,14 @@ class LogCleaner:
         while self._is_job_running is not None:
             await self._is_job_running
 
-    async def abort(self, topic_id: UUID) -> None:
-        """Abort the compaction of a topic that is about to be deleted; on return the topic's files are not in use."""
-        while (current := self._current) is not None and current.partition.topic_id == topic_id:
+    async def abort(self, topic_id: UUID, index: int | None = None) -> None:
+        """Abort the compaction of a topic, or of one of its partitions, that is about to be removed; on return its
+        files are not in use."""
+        while (
+            (current := self._current) is not None
+            and current.partition.topic_id == topic_id
+            and index in (None, current.partition.index)
+        ):
             current.run.stop()
             self._wake()
             await current.ended

@@ -9,8 +9,8 @@ the next start, or the revision is lower, no directory is removed: they are quar
 
 Invariants:
 * A directory is removed only if the metadata is a later version of that under which the directory was created, and does
-  not contain the topic id, not even as a topic that is being created or deleted. A directory whose name is not that of
-  a topic directory is kept.
+  not contain the topic id, not even as a topic that is being created or deleted, or does not contain this broker as a
+  replica of the partition. A directory whose name is not that of a topic directory is kept.
 * After a crash a directory is either at its old path or in one of the two directories to which it is moved.
 """
 
@@ -102,9 +102,13 @@ class OrphanedDirectories:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
 
     async def remove_replica(self, topic: Topic, index: int) -> None:
-        """Remove the directory of a partition of which this broker has no replica any more. Raises `StorageError`."""
-        await self._run_in_thread(partial(self._move_replica, self._name_of(topic), str(index)))
-        await self.remove_moved()
+        """Remove the directory of a partition of which this broker has no replica any more. Raises `StorageError` if it
+        cannot be moved; if it is moved and cannot be removed, the next start removes it."""
+        moved = await self._run_in_thread(partial(self._move_replica, self._name_of(topic), str(index)))
+        try:
+            await self._run_in_thread(partial(self._remove_tree, moved))
+        except StorageError as error:
+            logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
 
     def _name_of(self, topic: Topic) -> str:
         return topic_directory(self._data_dir, topic).rpartition("/")[2]
@@ -142,14 +146,18 @@ class OrphanedDirectories:
                 self._move_replica(name, index, mismatch)
         self._write_last_seen(now)
 
-    def _move_replica(self, name: str, index: str, mismatch: str = "") -> None:
+    def _move_replica(self, name: str, index: str, mismatch: str = "") -> str:
+        """Move the directory of a partition, if it exists; return where it is then, an empty text otherwise."""
         directory = f"{self._data_dir}/topics/{name}"
-        if self._disk.exists(f"{directory}/{index}"):
-            self._move_directory(f"{name}/{index}", f"{name}.{index}", mismatch)
-            self._disk.sync_directory(directory)
+        if not self._disk.exists(f"{directory}/{index}"):
+            return ""
+        moved = self._move_directory(f"{name}/{index}", f"{name}.{index}", mismatch)
+        self._disk.sync_directory(directory)
+        return moved
 
-    def _move_directory(self, name: str, new_name: str, mismatch: str) -> None:
-        """Move a directory under `topics/`: to be removed, or, if the metadata may be other ones, for an operator."""
+    def _move_directory(self, name: str, new_name: str, mismatch: str) -> str:
+        """Move a directory under `topics/`: to be removed, or, if the metadata may be older or different, for an
+        operator. Returns where it is then."""
         parent = f"{self._data_dir}/{QUARANTINE_DIRECTORY if mismatch else REMOVED_DIRECTORY}"
         self._disk.make_directory(parent)
         target, number = f"{parent}/{new_name}", 0
@@ -161,9 +169,10 @@ class OrphanedDirectories:
         if mismatch:
             known = fields(directory=target, reason=mismatch)
             logger.warning("unknown_directory_quarantined", extra=known)
+        return target
 
     def _remove_tree(self, directory: str) -> None:
-        if self._disk.exists(directory):  # otherwise another call has removed it
+        if directory and self._disk.exists(directory):  # otherwise another call has removed it
             self._disk.remove_tree(directory)
 
     def _list_names(self, root: str) -> list[str]:

@@ -445,14 +445,21 @@ class PartitionSet:
         await self._close_and_wait(self._opened.pop(topic.topic_id, {}).values())
         await self._run_on_file_thread(partial(self._files.remove, topic))
 
-    async def close_partition(self, topic: Topic, index: int) -> None:
-        """Close one partition of a topic, of which this broker has no replica any more; its data stay. On return its
-        files are not in use."""
-        closed = self._opened.get(topic.topic_id, {}).pop(index, None)
+    def stop_partition(self, topic: Topic, index: int) -> Partition | None:
+        """Stop a partition of which this broker has no replica any more: it is not found any more, and accepts nothing.
+        Its log stays open, because it may be in use; see `close_stopped`."""
+        opened = self._opened.get(topic.topic_id, {}).pop(index, None)
         served = self._by_id.get(topic.topic_id.bytes)
-        if served is not None and served.partitions[index] is closed:
+        if served is not None and served.partitions[index] is opened:
             served.partitions[index] = None
-        await self._close_and_wait([] if closed is None else [closed])
+        if not isinstance(opened, Partition):
+            return None
+        opened.close(save=False)
+        return opened
+
+    async def close_stopped(self, partition: Partition) -> None:
+        """Close the log of a stopped partition; on return its files are not in use. Its data stay."""
+        await self._close_and_wait([partition])
 
     async def _close_and_wait(self, opened: Iterable[Partition | StorageError]) -> None:
         for partition in opened:

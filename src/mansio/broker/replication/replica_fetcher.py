@@ -1,5 +1,5 @@
 """Replica fetcher: replicates the partitions led by other brokers, with one fetcher per leader (Kafka
-`ReplicaFetcherThread`), and a second one, with a connection of its own, for replicas that are *behind*: their log ends
+`ReplicaFetcherThread`), and a second one, with a connection of its own, for replicas that are *behind*: they fetch
 below the leader's high watermark, so they are not in sync. Records of these are many, and nobody waits for them; those
 of the others are waited for by producers.
 
@@ -60,6 +60,10 @@ FOLLOWER_CLIENT_ID: Final = "mansio-follower"
 FOLLOWER_CLIENT_ID_BYTES: Final = FOLLOWER_CLIENT_ID.encode()
 FLUSH_WAIT_MS: Final = 20
 """Delay before a partition is tried again whose log is being flushed, which a truncation or a fetch has to wait for."""
+
+CATCH_UP_WAIT_MS: Final = 50
+"""Time for which a leader may hold a request while other replicas are catching up. One that has caught up is in sync at
+once, and its next fetch, for which producers wait, is in the request after this one."""
 
 ACTIVE_TIME_S: Final = 0.5
 """Time for which a partition counts as active after records were received for it."""
@@ -161,7 +165,8 @@ class ReplicationThrottle:
 
 class FetcherContext(NamedTuple):
     """Dependencies shared by all fetchers of a broker. `broker_epoch` returns the epoch of its current session.
-    `change_fetcher(leader, fetched)` gives a replica to the other fetcher of its leader."""
+    `change_fetcher(leader, fetched)` gives a replica to the other fetcher of its leader. `is_catching_up(leader)`
+    returns whether any replica of a leader is behind."""
 
     node_id: int
     peers: Peers
@@ -173,6 +178,7 @@ class FetcherContext(NamedTuple):
     settings: ReplicaFetcherSettings
     throttle: ReplicationThrottle
     change_fetcher: Callable[[int, _FetchedReplica], None]
+    is_catching_up: Callable[[int], bool]
 
 
 class ReplicaFetcher:
@@ -278,15 +284,18 @@ class ReplicaFetcher:
         therefore contain active ones only.
         """
         settings = self._context.settings
+        wait_ms = settings.fetch_wait_ms
+        if not self._is_catch_up and self._context.is_catching_up(self._leader):
+            wait_ms = min(wait_ms, CATCH_UP_WAIT_MS)
         if len(due) <= settings.all_partitions_max:
-            return due, settings.fetch_wait_ms
+            return due, wait_ms
         now = self._context.clock.monotonic()
         active = [one for one in due if one.active_until_s > now]
         left_ms = (self._all_due_s - now) * 1000
         if active and left_ms >= 1:
-            return active, min(int(left_ms), settings.fetch_wait_ms)
+            return active, min(int(left_ms), wait_ms)
         self._all_due_s = now + len(due) * IDLE_INTERVAL_PER_PARTITION_S
-        return due, settings.fetch_wait_ms
+        return due, wait_ms
 
     def _wait_ms(self) -> float:
         """Return the time in milliseconds until a delayed or throttled partition is due."""
@@ -395,11 +404,12 @@ class ReplicaFetcher:
         if answer.diverging_epoch is not None:
             partition.truncate_diverging(answer.diverging_epoch)
             return False
+        # The log ends at the offset of the request, which the leader knows. A replica that is in sync is not behind.
+        fetched.is_behind = log.end_offset < answer.high_watermark
         appended = 0
         if answer.records_bytes:
             appended = partition.append_from_leader(answer.records, answer.high_watermark)
             fetched.active_until_s = self._context.clock.monotonic() + ACTIVE_TIME_S
-        fetched.is_behind = log.end_offset < answer.high_watermark
         if fetched.is_behind:
             self._context.throttle.record(appended)
         partition.update_from_leader(answer.high_watermark, answer.log_start_offset)
@@ -525,6 +535,7 @@ class ReplicaFetcherManager:
             settings,
             throttle,
             self._change_fetcher,
+            self._is_catching_up,
         )
         self._fetchers: dict[tuple[int, bool], ReplicaFetcher] = {}
         """By leader, and whether it is the one for replicas that are behind."""
@@ -557,6 +568,10 @@ class ReplicaFetcherManager:
 
     def _change_fetcher(self, leader: int, fetched: _FetchedReplica) -> None:
         self._fetcher(leader, is_catch_up=fetched.is_behind).add_fetched(fetched)
+
+    def _is_catching_up(self, leader: int) -> bool:
+        found = self._fetchers.get((leader, True))
+        return found is not None and bool(found.partitions)
 
     def remove(self, partition: Partition) -> None:
         """Stop replicating a partition, because it is closed or is not a follower any more."""

@@ -89,6 +89,8 @@ class ReplicaManager:
         self._topics_to_open: dict[UUID, Topic] = {}
         self._deleted_topics: dict[UUID, Topic] = {}
         self._topics_with_former_replicas: dict[UUID, Topic] = {}
+        self._removals: set[tuple[UUID, int]] = set()
+        """Replicas (topic id, index) whose removal has begun and is not finished; it is repeated after an error."""
         self._topics_with_removed_replicas: dict[UUID, Topic] = {}
         self._failure_counts: dict[UUID, int] = {}  # consecutive failures
         self._wake: Promise[None] | None = None
@@ -245,19 +247,23 @@ class ReplicaManager:
     async def _remove_former_replicas(self, topic_id: UUID, _: Topic) -> None:
         """Remove the logs of which this broker has no replica any more, according to the newest state: one that was
         assigned again meanwhile continues with its log."""
-        topic = self._state.topics_by_id.get(topic_id)
-        for index in range(0 if topic is None else len(topic.partitions)):
+        count = len(topic.partitions) if (topic := self._state.topics_by_id.get(topic_id)) is not None else 0
+        for index in range(count):
             if (topic := self._state.topics_by_id.get(topic_id)) is None:
                 break
             opened = self._partitions.partitions_or_errors(topic)[index]
-            if not self._is_former_replica(topic.partitions[index], opened):
+            place = (topic_id, index)
+            if self._node_id in topic.partitions[index].replicas:
+                self._removals.discard(place)
+            if not self._is_former_replica(topic.partitions[index], opened) and place not in self._removals:
                 continue
+            self._removals.add(place)
             if isinstance(opened, Partition):
                 self._leadership_applier.remove(opened)
                 opened.resign()
                 self._on_role_applied(opened)
-                self._under_min_isr_log.check(opened)
             await self._remove_replica(topic, index)
+            self._removals.discard(place)
             logger.info("replica_removed", extra=fields(topic=topic.name, partition=index))
         self._topics_with_former_replicas.pop(topic_id, None)
         if (newest := self._state.topics_by_id.get(topic_id)) is not None:
@@ -275,7 +281,16 @@ class ReplicaManager:
                     known = fields(topic=topic.name, partition=index, reason=opened.message)
                     logger.warning("partition_recreated", extra=known)
                     await self._partitions.recreate(topic, index)
+            were_open = self._partitions.partitions_or_errors(topic)
             await self._partitions.open_partitions(topic)
+            if any(
+                opened is None and self._node_id in state.replicas and state.partition_epoch
+                for opened, state in zip(were_open, topic.partitions, strict=True)
+            ):
+                # Also of a partition that was moved here, before it can get in sync. Otherwise older metadata without
+                # the move would later be taken for newer ones.
+                self._has_created_topics = True
+                await self._on_topics_created(self._state.revision)
         self._topics_to_open.pop(topic_id, None)
         if (newest := self._state.topics_by_id.get(topic_id)) is not None:
             self._serve_and_apply(newest)

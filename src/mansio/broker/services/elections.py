@@ -3,8 +3,8 @@
 On a single node every partition has one replica, which is its leader, so elections are never needed. In a cluster, the
 broker that receives the request executes the elections, each as a compare-and-set transaction of the metadata store.
 
-An unclean election elects the first replica whose broker is up. Records that only other replicas have are lost; by
-requesting this type of election the client accepts that.
+An unclean election elects the first replica whose broker is up, one that a reassignment adds last. Records that only
+other replicas have are lost; by requesting this type of election the client accepts that.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class ElectionService:
     async def _elect_unclean(
         self, controller: Controller, topic: str, index: int, before: PartitionState
     ) -> None:
-        eligible = [node_id for node_id in before.replicas if self._topics.state.may_lead(node_id)]
+        former_first = sorted(before.replicas, key=lambda node_id: node_id in before.adding)
+        eligible = [node_id for node_id in former_first if self._topics.state.may_lead(node_id)]
         if not eligible:
             replicas = ", ".join(map(str, before.replicas))
             raise EligibleLeadersNotAvailable(f"no broker with a replica ({replicas}) is up")

@@ -7,7 +7,7 @@ single node no partition can be moved: a request that changes nothing succeeds, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import (
     InvalidReplicaAssignment,
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from mansio.metadata.model import PartitionState
     from mansio.metadata.reassignment import Reassignment
     from mansio.ports import Scheduler
+
+
+REASSIGNMENTS_MAX: Final = 500
+"""Number of partitions about which is decided in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,12 @@ class ReassignmentService:
         Raises `ClusterAuthorizationFailed` unless the caller may ALTER the cluster, and `Unavailable` if this broker
         has no session."""
         self._authorization.check_cluster(caller, Operation.ALTER)
-        if self._cluster is not None:
-            return await self._cluster.controller.reassign(wanted, may_change_factor=may_change_factor)
         results: list[MansioError | None] = []
+        if self._cluster is not None:
+            for first in range(0, len(wanted), REASSIGNMENTS_MAX):
+                part = wanted[first : first + REASSIGNMENTS_MAX]
+                results += await self._cluster.controller.reassign(part, may_change_factor=may_change_factor)
+            return results
         for each in wanted:
             try:
                 self._check_unchanged(each)

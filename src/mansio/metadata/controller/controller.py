@@ -263,7 +263,7 @@ class Controller:
 
     def _count_elections(self, changes: Sequence[PartitionChange]) -> None:
         for change in changes:
-            if _changes_leader_epoch(change) and (cause := ELECTION_CAUSES.get(change.reason)) is not None:
+            if _changes_leader(change) and (cause := ELECTION_CAUSES.get(change.reason)) is not None:
                 self.elections[cause] += 1
 
     async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
@@ -470,12 +470,14 @@ def _reassignment_change(
     )
 
 
-def _changes_leader_epoch(change: PartitionChange) -> bool:
-    return change.after.leader_epoch != change.before.leader_epoch
+def _changes_leader(change: PartitionChange) -> bool:
+    """Whether another broker leads, or the same one in another session."""
+    before, after = change.before, change.after
+    return (before.leader, before.leader_broker_epoch) != (after.leader, after.leader_broker_epoch)
 
 
 def _log_changes(changes: Sequence[PartitionChange], conflicts: int) -> None:
-    leader_changes = [change for change in changes if _changes_leader_epoch(change)]
+    leader_changes = [change for change in changes if _changes_leader(change)]
     without_leader = sum(1 for change in leader_changes if change.after.leader == NO_LEADER)
     known = fields(
         leaders_changed=len(leader_changes),
