@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -316,7 +316,7 @@ class Client:
         ...
 
 class ClusterAdmin:
-    """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
+    """The state of one cluster, elections and reassignments in it; available as `client.admin.cluster`."""
     def status(self) -> ClusterStatus:
         """The brokers, including fenced brokers if the cluster reports them, and the active controller."""
         ...
@@ -337,6 +337,24 @@ class ClusterAdmin:
         With the type "preferred" the first replica becomes the leader if it is in sync; no record is lost. With the
         type "unclean" a live replica that is *not* in sync becomes the leader of a partition that has none;
         acknowledged records that this replica does not have are lost permanently."""
+        ...
+
+    def log_dirs(self, *, timeout_ms: float = 5000) -> list[LogDir]:
+        """The data directory of each broker that the cluster reports as live, sorted by node id. Each broker is asked
+        itself, for at most `timeout_ms`; one that does not answer, or refuses to, has an `error`."""
+        ...
+
+    def alter_reassignments(self, replicas: Mapping[tuple[str, int], Sequence[int] | None], *, timeout_ms: int = 30000) -> list[ReassignmentResult]:
+        """Begin to move partitions, given as (topic, index), to other replicas (node ids), the preferred leader first;
+        None ends an ongoing move and returns to the replicas before it (KIP-455).
+
+        Returns a result for each partition, as soon as the move has begun; `list_reassignments` returns those that
+        continue. A different number of replicas changes the replication factor. A partition that is moving already is
+        moved to the new replicas instead."""
+        ...
+
+    def list_reassignments(self, *, timeout_ms: int = 30000) -> list[Reassignment]:
+        """The ongoing moves of partitions, sorted by topic and partition (KIP-455)."""
         ...
 
 class Consumer:

@@ -11,7 +11,7 @@ from mansio.cli.admin import cluster as commands
 from mansio.client import TopicPartition
 from mansio.client.admin import cluster as admin_cluster_module
 from mansio.client.admin.cluster import BrokerHealth, BrokerStatus, ClusterStatus, PartitionStatus
-from mansio.errors import UnknownTopicOrPartition
+from mansio.errors import InvalidReplicaAssignment, NoReassignmentInProgress, UnknownTopicOrPartition
 from system.e2e.test_cli import Shell
 
 if TYPE_CHECKING:
@@ -124,6 +124,46 @@ def test_an_election_that_fails_is_reported_for_its_partition(broker: mansio.Bro
     assert (first.outcome, first.error) == ("not needed", None)
     assert second.outcome == "failed"
     assert isinstance(second.error, UnknownTopicOrPartition)
+
+
+@pytest.mark.row("C3")
+def test_a_single_broker_has_nothing_to_move(shell: Shell) -> None:
+    assert shell("cluster", "rebalance") == ""
+    assert "nothing to move" in shell.errors
+    assert shell.json("cluster", "rebalance", "--dry-run") == {
+        "planned": [],
+        "copied_bytes": 0,
+        "seconds": None,
+        "executed": [],
+    }
+    assert shell.json("cluster", "moves") == []
+    assert shell.json("cluster", "cancel-moves") == []
+    shell("cluster", "moves")
+    assert "no moves are running" in shell.errors
+    shell("cluster", "drain", "7", code=1)
+    assert "replica(s), and without broker 7 there is no usable broker" in shell.errors
+    shell("cluster", "drain", "8", code=1)
+    assert "there is no broker 8" in shell.errors
+    shell("cluster", "replace", "7", "8", code=1)
+    assert "broker 8 is not there" in shell.errors
+    shell("cluster", "rebalance", "--throttle", "0", code=2)
+
+
+def test_sizes_and_moves_of_partitions_are_read_and_refusals_returned(broker: mansio.Broker) -> None:
+    with mansio.blocking.connect(broker.address) as client:
+        cluster = client.admin.cluster
+        (directory,) = cluster.log_dirs()
+        assert (directory.node_id, directory.error) == (7, None)
+        assert {(one.topic, one.partition) for one in cluster.partitions()} == set(directory.replica_bytes)
+        assert 0 < (directory.usable_bytes or 0) <= (directory.total_bytes or 0)
+        assert cluster.list_reassignments() == []
+        stays, away, cancelled, missing = cluster.alter_reassignments(
+            {("flights", 0): [7], ("flights", 1): [8], ("flights", 2): None, ("gates", 9): [7]}
+        )
+        assert (stays.topic, stays.partition, stays.error) == ("flights", 0, None)
+        assert isinstance(away.error, InvalidReplicaAssignment)
+        assert isinstance(cancelled.error, NoReassignmentInProgress)
+        assert isinstance(missing.error, UnknownTopicOrPartition)
 
 
 # -- what several brokers would show --------

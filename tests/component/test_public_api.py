@@ -155,6 +155,13 @@ class Program:
         kind: mansio.ElectionType = "preferred"
         results: list[mansio.ElectionResult] = await done(admin.cluster.elect_leaders(kind, [self.partition]))
         assert results[0].outcome == "not needed"
+        replicas = {(one.topic, one.partition): one.replicas for one in partitions}
+        moved: list[mansio.ReassignmentResult] = await done(admin.cluster.alter_reassignments(replicas))
+        assert {one.error for one in moved} == {None}
+        moving: list[mansio.Reassignment] = await done(admin.cluster.list_reassignments())
+        assert [*moving, mansio.Reassignment(self.topic, 0, (1, 2), (1,), (2,))][0].target == (1,)
+        dirs: list[mansio.LogDir] = await done(admin.cluster.log_dirs())
+        assert dirs[0].replica_bytes[self.partition] > 0
         ends: dict[Any, mansio.ListedOffset] = await done(admin.list_offsets([self.partition]))
         assert ends[self.partition].offset > 0
 

@@ -146,12 +146,15 @@ class TransactionAdmin(BlockingProxy[asyncio_transactions.TransactionAdmin]):
 
 
 class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
-    """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
+    """The state of one cluster, elections and reassignments in it; available as `client.admin.cluster`."""
 
     status = blocking(asyncio_cluster.ClusterAdmin.status)
     health = blocking(asyncio_cluster.ClusterAdmin.health)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
     elect_leaders = blocking(asyncio_cluster.ClusterAdmin.elect_leaders)
+    log_dirs = blocking(asyncio_cluster.ClusterAdmin.log_dirs)
+    alter_reassignments = blocking(asyncio_cluster.ClusterAdmin.alter_reassignments)
+    list_reassignments = blocking(asyncio_cluster.ClusterAdmin.list_reassignments)
 
 
 class Admin(BlockingProxy[asyncio_admin.Admin]):

@@ -10,6 +10,7 @@ from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.key_limit_defects import KEY_LIMIT_DEFECTS
 from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
 from nightly.planted.mirror_defects import MIRROR_DEFECTS
+from nightly.planted.move_planner_defects import MOVE_PLANNER_DEFECTS
 from nightly.planted.planted import Defect
 from nightly.planted.priority_defects import PRIORITY_DEFECTS
 from nightly.planted.reassignment_defects import REASSIGNMENT_DEFECTS
@@ -615,6 +616,7 @@ MORE = (
         ("tests/unit/config/test_broker_config.py",),
     ),
     *MORE_REPLICATION_DEFECTS,
+    *MOVE_PLANNER_DEFECTS,
     *MORE_SHARE_DEFECTS,
     *MORE_SHARE_STATE_DEFECTS,
     *MORE_GROUP_DEFECTS,

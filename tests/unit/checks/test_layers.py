@@ -22,6 +22,7 @@ PURE = (
     "metadata/model.py",
     "metadata/controller/failure_detector.py",
     "metadata/controller_plan.py",
+    "metadata/move_planner.py",
     "metadata/session.py",
     "metadata/topic_plan.py",
     "broker/features/deduplication/dedup_control_records.py",

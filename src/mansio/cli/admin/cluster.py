@@ -1,21 +1,25 @@
-"""`mansio cluster`: status, brokers and partitions of a cluster, settings of running brokers, leader elections.
+"""`mansio cluster`: status, brokers and partitions of a cluster, settings of running brokers, leader elections, and
+moves of partitions.
 
 Invariants:
 * All output comes from the brokers over the Kafka protocol at the time of the command.
-* An unclean election requires confirmation (`--yes` or a prompt).
+* An unclean election and moves require confirmation (`--yes` or a prompt).
 """
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
+    DryRunOption,
     PartitionsOption,
+    YesOption,
     confirm,
     connect,
     parse_name_values,
@@ -23,16 +27,27 @@ from mansio.cli.support.common import (
     run,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_json, show_rows, show_table
+from mansio.cli.support.formatting import (
+    Output,
+    OutputOption,
+    count_text,
+    format_cell,
+    show_json,
+    show_rows,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mansio.cli.admin.cluster_moves import ClusterLoad, Outcome
     from mansio.client.admin.cluster import BrokerHealth, BrokerStatus, ClusterStatus, PartitionStatus
     from mansio.client.types import TopicPartition
+    from mansio.metadata.move_planner import Goal, Move
 
 app = typer.Typer(
-    no_args_is_help=True, help="Status, brokers, partition leaders and under-replicated partitions."
+    no_args_is_help=True,
+    help="Status, brokers, partition leaders and under-replicated partitions; moves of partitions.",
 )
 
 UNCLEAN_WARNING = (
@@ -53,6 +68,12 @@ PARTITION_COLUMNS = (
 )
 SETTING_COLUMNS = ("name", "value", "source", "changeable")
 ELECTION_COLUMNS = ("topic", "partition", "outcome", "error")
+BALANCE_COLUMNS = ("broker", "replicas", "replicas_after", "bytes", "bytes_after", "leads", "leads_after")
+MOVE_COLUMNS = ("topic", "partition", "before", "after", "copied_bytes")
+RUNNING_COLUMNS = ("topic", "partition", "replicas", "adding", "removing", "copied_bytes", "total_bytes")
+CANCEL_COLUMNS = ("topic", "partition", "outcome", "error")
+ROUNDS_MAX = 10
+"""How often `drain` and `replace` plan again for replicas that the broker got meanwhile."""
 
 
 class PartitionFilter(StrEnum):
@@ -68,11 +89,20 @@ TopicsOption = Annotated[
     list[str] | None,
     typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable."),
 ]
+ThrottleOption = Annotated[
+    int | None,
+    typer.Option(
+        "--throttle",
+        min=1,
+        metavar="BYTES",
+        help="Bytes per second that each broker copies at most, of all its replicas that are not in sync.",
+    ),
+]
 
 
 @app.callback()
 def command_group() -> None:
-    """Status, brokers, partition leaders and under-replicated partitions."""
+    """Status, brokers, partition leaders and under-replicated partitions; moves of partitions."""
 
 
 @app.command()
@@ -268,6 +298,337 @@ def elect(
     failed = sum(row["outcome"] == "failed" for row in rows)
     if failed:
         raise typer.Exit(print_error(f"{failed} of {len(rows)} elections failed: see ERROR"))
+
+
+@app.command()
+def rebalance(
+    throttle: ThrottleOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Move partitions so that all brokers have even numbers of replicas, bytes and leaders, new brokers included.
+
+    The plan is shown first. Replicas stay on different racks where there are enough; brokers of one rack share what the
+    rack has. Records remain readable and writable. If the command is interrupted, moves that have begun go on; run it
+    again to continue. The exit code is 1 if a move failed.
+    """
+    from mansio.metadata.move_planner import Rebalance
+
+    options = _MoveOptions(throttle, dry_run, yes, output, bootstrap_servers)
+    _carry_out("rebalance", Rebalance(), options)
+
+
+@app.command()
+def drain(
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="Node id of the broker.")],
+    throttle: ThrottleOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Move all replicas of a broker to others, so that it can be stopped for good.
+
+    See rebalance. Refused if fewer brokers remain than a partition has replicas. The broker may be down, as long as its
+    partitions have leaders. The exit code is 1 if replicas remain on the broker.
+    """
+    from mansio.metadata.move_planner import Drain
+
+    options = _MoveOptions(throttle, dry_run, yes, output, bootstrap_servers)
+    _carry_out(f"drain broker {broker}", Drain(broker), options, leaving=broker)
+
+
+@app.command()
+def replace(
+    old: Annotated[int, typer.Argument(metavar="OLD", help="Node id of the broker that leaves.")],
+    new: Annotated[int, typer.Argument(metavar="NEW", help="Node id of the broker that takes its place.")],
+    throttle: ThrottleOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Move all replicas of broker OLD to broker NEW, at the same positions in the lists of replicas.
+
+    See drain. NEW should be in the rack of OLD: a move that puts more replicas of a partition into one rack is refused.
+    A partition that has a replica on NEW already gets another broker.
+    """
+    from mansio.metadata.move_planner import Replace
+
+    options = _MoveOptions(throttle, dry_run, yes, output, bootstrap_servers)
+    _carry_out(f"replace broker {old} by {new}", Replace(old, new), options, leaving=old)
+
+
+@app.command()
+def moves(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """List the moves of partitions that are running, and how much of them is copied."""
+
+    async def work() -> list[dict[str, Any]]:
+        from mansio.cli.admin.cluster_moves import copied_bytes, read_load
+
+        async with connect(bootstrap_servers) as client:
+            cluster = client.admin.cluster
+            load, dirs = await read_load(cluster), await cluster.log_dirs()
+            total = {(move.topic, move.partition): move.copied_bytes for move in load.running}
+            return [
+                {
+                    "topic": one.topic,
+                    "partition": one.partition,
+                    "replicas": list(one.target),
+                    "adding": list(one.adding),
+                    "removing": list(one.removing),
+                    "copied_bytes": copied_bytes(one, dirs),
+                    "total_bytes": total.get((one.topic, one.partition)),
+                }
+                for one in await cluster.list_reassignments()
+            ]
+
+    show_rows(output, run(work()), RUNNING_COLUMNS, empty="no moves are running")
+
+
+@app.command("cancel-moves")
+def cancel_moves(
+    topic: TopicsOption = None,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """End the moves that are running: their partitions return to the replicas that they had before.
+
+    No records are lost. The exit code is 1 if a move could not be ended.
+    """
+
+    async def read() -> list[tuple[str, int]]:
+        async with connect(bootstrap_servers) as client:
+            found = await client.admin.cluster.list_reassignments()
+        return [(one.topic, one.partition) for one in found if not topic or one.topic in topic]
+
+    async def cancel(wanted: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+        from mansio.errors import NoReassignmentInProgress
+
+        async with connect(bootstrap_servers) as client:
+            results = await client.admin.cluster.alter_reassignments(dict.fromkeys(wanted))
+        return [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "outcome": "cancelled"
+                if one.error is None
+                else "ended before"
+                if isinstance(one.error, NoReassignmentInProgress)
+                else "failed",
+                "error": None if one.error is None else one.error.message,
+            }
+            for one in results
+        ]
+
+    wanted = run(read())
+    if wanted:
+        confirm(
+            f"cancel {count_text(len(wanted), 'move')}: what was copied for {'it' if len(wanted) == 1 else 'them'} is"
+            " deleted",
+            is_sure=yes,
+        )
+    rows = run(cancel(wanted)) if wanted else []
+    show_rows(output, rows, CANCEL_COLUMNS, empty="no moves are running")
+    failed = sum(row["outcome"] == "failed" for row in rows)
+    if failed:
+        raise typer.Exit(
+            print_error(f"{failed} of {count_text(len(rows), 'move')} could not be ended: see ERROR")
+        )
+
+
+class _MoveOptions(NamedTuple):
+    """Options of the commands that move partitions."""
+
+    throttle: int | None
+    dry_run: bool
+    is_sure: bool
+    output: Output
+    bootstrap_servers: str
+
+
+def _carry_out(title: str, goal: Goal, options: _MoveOptions, *, leaving: int | None = None) -> None:
+    """Plan moves, show them and execute them. `leaving`: the broker that is to have no replicas; the replicas that it
+    gets meanwhile are moved, too."""
+    from mansio.metadata.move_planner import plan_moves
+
+    planned: list[Move] = []
+    outcomes: list[Outcome] = []
+    for number in range(ROUNDS_MAX):
+        load = run(_read_load(options.bootstrap_servers))
+        moves = plan_moves(load.brokers, load.partitions, goal)
+        if number == 0:
+            planned = moves
+            _show_plan(load, moves, options)
+        is_finished = not moves and not load.running
+        is_single = leaving is None and number > 0
+        has_failed = any(one.error is not None for one in outcomes)
+        if options.dry_run or is_finished or is_single or has_failed:
+            break
+        if number == 0 and moves:
+            _check_space(load, moves)
+            confirm(_summary_of(title, moves, options.throttle), is_sure=options.is_sure)
+        outcomes += run(_execute(load, moves, options))
+    _show_outcomes(planned, outcomes, options)
+    failed = sum(one.error is not None for one in outcomes)
+    if failed:
+        raise typer.Exit(
+            print_error(f"{failed} of {count_text(len(outcomes), 'move')} failed; run the command again")
+        )
+    if leaving is not None and not options.dry_run:
+        _check_left(load, leaving)
+
+
+async def _read_load(bootstrap_servers: str) -> ClusterLoad:
+    from mansio.cli.admin.cluster_moves import read_load
+
+    async with connect(bootstrap_servers) as client:
+        return await read_load(client.admin.cluster)
+
+
+async def _execute(load: ClusterLoad, moves: Sequence[Move], options: _MoveOptions) -> list[Outcome]:
+    """Execute a plan, and wait for the moves that were running before it."""
+    import asyncio
+
+    from mansio.cli.admin.cluster_moves import (
+        MoveRunner,
+        ProgressLines,
+        elect_preferred_leaders,
+        throttled,
+    )
+
+    lines = ProgressLines(clock=asyncio.get_running_loop().time)
+    async with connect(options.bootstrap_servers) as client:
+        runner = MoveRunner(
+            client.admin.cluster, moves, running=load.running, on_progress=lines.show, on_stall=_report_stall
+        )
+        targets = sorted({node_id for move in (*moves, *load.running) for node_id in move.added})
+        try:
+            async with throttled(client.admin, targets, options.throttle):
+                outcomes = await runner.run()
+        except asyncio.CancelledError:
+            print(
+                f"mansio: interrupted; {count_text(runner.running, 'move')} that began go on. Run the command again to"
+                " continue, or end them with mansio cluster cancel-moves",
+                file=sys.stderr,
+                flush=True,
+            )
+            raise
+        moved = [outcome.move for outcome in outcomes if outcome.error is None]
+        if failed := await elect_preferred_leaders(client.admin.cluster, moved):
+            print_error(
+                f"{count_text(failed, 'partition')} could not get the preferred leader now; later: mansio cluster elect"
+            )
+    return outcomes
+
+
+def _report_stall(running: int) -> None:
+    print_error(
+        f"no move has ended for 5 minutes, {count_text(running, 'move')} run: mansio cluster moves shows how much is"
+        " copied; a higher --throttle may be necessary"
+    )
+
+
+def _check_space(load: ClusterLoad, moves: Sequence[Move]) -> None:
+    """End the command if a broker has less free space than it would get."""
+    from mansio.cli.admin.cluster_moves import bytes_text
+    from mansio.metadata.move_planner import incoming_bytes
+
+    for node_id, size_bytes in sorted(incoming_bytes(moves).items()):
+        free_bytes = load.free_bytes.get(node_id)
+        if free_bytes is not None and free_bytes < size_bytes:
+            message = (
+                f"broker {node_id} has {bytes_text(free_bytes)} free, and would get {bytes_text(size_bytes)}"
+            )
+            raise typer.Exit(print_error(f"{message}: nothing was changed"))
+
+
+def _summary_of(title: str, moves: Sequence[Move], throttle: int | None) -> str:
+    from mansio.cli.admin.cluster_moves import bytes_text, duration_text
+    from mansio.metadata.move_planner import copy_seconds
+
+    text = f"{title}: {count_text(len(moves), 'move')}, {bytes_text(sum(move.copied_bytes for move in moves))} to copy"
+    if reordered := sum(not move.added for move in moves):
+        text += f"; {reordered:,} of them change the preferred leader only"
+    if throttle is not None:
+        text += f"; at {bytes_text(throttle)}/s about {duration_text(copy_seconds(moves, throttle))}"
+    return text
+
+
+def _show_plan(load: ClusterLoad, moves: Sequence[Move], options: _MoveOptions) -> None:
+    from mansio.cli.admin.cluster_moves import broker_rows
+
+    if load.running:
+        print(
+            f"mansio: {count_text(len(load.running), 'move')} of before run and go on",
+            file=sys.stderr,
+            flush=True,
+        )
+    if without_leader := sum(one.leader < 0 for one in load.partitions):
+        print_error(
+            f"{count_text(without_leader, 'partition')} without a leader cannot be moved: mansio cluster partitions"
+            " --only offline"
+        )
+    if options.output is Output.JSON:
+        return
+    if not moves:
+        print("nothing to move", file=sys.stderr)
+        return
+    rows = broker_rows(load, moves)
+    show_table(BALANCE_COLUMNS, [[format_cell(row[name]) for name in BALANCE_COLUMNS] for row in rows])
+    if options.dry_run:
+        print()
+        rows = [_move_row(move) for move in moves]
+        show_table(MOVE_COLUMNS, [[format_cell(row[name]) for name in MOVE_COLUMNS] for row in rows])
+        print(f"mansio: {_summary_of('plan', moves, options.throttle)}", file=sys.stderr, flush=True)
+
+
+def _move_row(move: Move) -> dict[str, Any]:
+    return {
+        "topic": move.topic,
+        "partition": move.partition,
+        "before": list(move.before),
+        "after": list(move.after),
+        "copied_bytes": move.copied_bytes,
+    }
+
+
+def _show_outcomes(planned: Sequence[Move], outcomes: Sequence[Outcome], options: _MoveOptions) -> None:
+    if options.output is not Output.JSON:
+        for one in outcomes:
+            if one.error is not None:
+                print_error(f"{one.move.topic}-{one.move.partition}: {one.error.message}")
+        return
+    from mansio.metadata.move_planner import copy_seconds
+
+    executed = [
+        {**_move_row(one.move), "error": None if one.error is None else one.error.message} for one in outcomes
+    ]
+    show_json(
+        {
+            "planned": [_move_row(move) for move in planned],
+            "copied_bytes": sum(move.copied_bytes for move in planned),
+            "seconds": None if options.throttle is None else copy_seconds(planned, options.throttle),
+            "executed": executed,
+        }
+    )
+
+
+def _check_left(load: ClusterLoad, node_id: int) -> None:
+    """Fail if a broker has replicas that could not be moved."""
+    left = [one for one in load.partitions if node_id in one.replicas]
+    if left:
+        raise typer.Exit(
+            print_error(
+                f"broker {node_id} still has {count_text(len(left), 'replica')}, the first of"
+                f" {left[0].topic}-{left[0].partition}: run the command again when the partitions have leaders"
+            )
+        )
 
 
 def _confirm_unclean_election(topics: Sequence[str], *, is_sure: bool) -> None:

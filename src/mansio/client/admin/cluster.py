@@ -1,7 +1,8 @@
-"""Cluster administration: brokers, partitions and leader elections; available as `client.admin.cluster`.
+"""Cluster administration: brokers, partitions, leader elections and reassignments; available as `client.admin.cluster`.
 
-Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460) and DescribeHealth of Mansio;
-caches no results.
+Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460), DescribeLogDirs (KIP-113,
+KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), and DescribeHealth of Mansio; caches no
+results.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from mansio.client.types import TopicPartition
 from mansio.config.config_def import ResourceType
 from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition
+from mansio.net.cluster import check_top_level_error
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from mansio.client.types import TopicPartition
     from mansio.net.cluster import Cluster
 
 PARTITIONS_PER_PAGE: Final = 2000
 TOPICS_PER_REQUEST: Final = 200
+REASSIGNMENTS_PER_REQUEST: Final = 500
 ELECTION_NOT_NEEDED: Final = 84
 MIN_IN_SYNC_REPLICAS_CONFIG: Final = "min.insync.replicas"
 ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
@@ -131,8 +134,50 @@ class ElectionResult:
     error: MansioError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    """An ongoing move of a partition's replicas (node ids). `replicas` has all of them, those that leave at the end;
+    `adding` are not all in sync yet, and `removing` leave when they are."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas after the move, the preferred leader first."""
+        return tuple(node_id for node_id in self.replicas if node_id not in self.removing)
+
+
+@dataclass(frozen=True, slots=True)
+class ReassignmentResult:
+    """Result of the request to move the replicas of one partition. `error`: None if the move has begun."""
+
+    topic: str
+    partition: int
+    error: MansioError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """The data directory of one broker.
+
+    `replica_bytes`: size of the log of each replica. `total_bytes` and `usable_bytes`: size of the file system and what
+    is free; None if it does not report them. `error`: why the broker did not answer, None if it did; the other fields
+    then say nothing.
+    """
+
+    node_id: int
+    replica_bytes: Mapping[TopicPartition, int]
+    total_bytes: int | None = None
+    usable_bytes: int | None = None
+    error: MansioError | None = None
+
+
 class ClusterAdmin:
-    """Cluster state and leader elections; available as `client.admin.cluster`."""
+    """Cluster state, leader elections and reassignments; available as `client.admin.cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -247,6 +292,88 @@ class ClusterAdmin:
         self._cluster.mark_stale({result.topic for result in results})
         return sorted(results, key=lambda result: (result.topic, result.partition))
 
+    async def log_dirs(self, *, timeout_ms: float = 5_000) -> list[LogDir]:
+        """The data directory of each broker that the cluster reports as live, sorted by node id. Each broker is asked
+        itself, for at most `timeout_ms`; one that does not answer, or refuses to, has an `error`."""
+        found = await self.status()
+        live = [one.node_id for one in found.brokers if not one.is_fenced]
+        return list(await asyncio.gather(*(self._log_dir(node_id, timeout_ms) for node_id in live)))
+
+    async def _log_dir(self, node_id: int, timeout_ms: float) -> LogDir:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self._cluster.connection(node_id)
+                response = await connection.request(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+            raise_for_code(response.error_code)
+        except TimeoutError:
+            return LogDir(node_id, {}, error=RequestTimedOut(f"no answer within {timeout_ms:.0f} ms"))
+        except MansioError as error:
+            return LogDir(node_id, {}, error=without_traceback(error))
+        return _log_dir(node_id, response)
+
+    async def alter_reassignments(
+        self,
+        replicas: Mapping[tuple[str, int], Sequence[int] | None],
+        *,
+        timeout_ms: int = 30_000,
+    ) -> list[ReassignmentResult]:
+        """Begin to move partitions, given as (topic, index), to other replicas (node ids), the preferred leader first;
+        None ends an ongoing move and returns to the replicas before it (KIP-455).
+
+        Returns a result for each partition, as soon as the move has begun; `list_reassignments` returns those that
+        continue. A different number of replicas changes the replication factor. A partition that is moving already is
+        moved to the new replicas instead.
+        """
+        results = []
+        wanted = list(replicas.items())
+        for begin in range(0, len(wanted), REASSIGNMENTS_PER_REQUEST):
+            grouped: dict[str, list[dict[str, Any]]] = {}
+            for (topic, partition), node_ids in wanted[begin : begin + REASSIGNMENTS_PER_REQUEST]:
+                grouped.setdefault(topic, []).append(
+                    {
+                        "partition_index": partition,
+                        "replicas": None if node_ids is None else list(node_ids),
+                    }
+                )
+            response = await self._cluster.request_controller(
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+                {
+                    "timeout_ms": timeout_ms,
+                    "topics": [
+                        {"name": topic, "partitions": partitions} for topic, partitions in grouped.items()
+                    ],
+                },
+                check=check_top_level_error,
+                retry_unknown_topic=False,
+            )
+            results += [
+                _reassignment_result(topic.name, partition)
+                for topic in response.responses
+                for partition in topic.partitions
+            ]
+        self._cluster.mark_stale({result.topic for result in results})
+        return sorted(results, key=lambda result: (result.topic, result.partition))
+
+    async def list_reassignments(self, *, timeout_ms: int = 30_000) -> list[Reassignment]:
+        """The ongoing moves of partitions, sorted by topic and partition (KIP-455)."""
+        response = await self._cluster.request_controller(
+            ApiKey.LIST_PARTITION_REASSIGNMENTS,
+            {"timeout_ms": timeout_ms, "topics": None},
+            check=check_top_level_error,
+        )
+        found = [
+            Reassignment(
+                topic.name,
+                partition.partition_index,
+                tuple(partition.replicas),
+                tuple(partition.adding_replicas),
+                tuple(partition.removing_replicas),
+            )
+            for topic in response.topics
+            for partition in topic.partitions
+        ]
+        return sorted(found, key=lambda one: (one.topic, one.partition))
+
     async def _pages(self, topics: Sequence[str] | None) -> AsyncIterator[Any]:
         """Topics of all DescribeTopicPartitions pages. A topic whose partitions span several pages is yielded once per
         page."""
@@ -313,3 +440,24 @@ def _result(topic: str, response: Any) -> ElectionResult:
             topic, response.partition_id, "failed", client_error_for_code(code, response.error_message)
         )
     return ElectionResult(topic, response.partition_id, "elected")
+
+
+def _reassignment_result(topic: str, response: Any) -> ReassignmentResult:
+    code = response.error_code
+    error = client_error_for_code(code, response.error_message) if code else None
+    return ReassignmentResult(topic, response.partition_index, error)
+
+
+def _log_dir(node_id: int, response: Any) -> LogDir:
+    """Decode a DescribeLogDirs response. A directory that cannot be read has an error of its own."""
+    sizes: dict[TopicPartition, int] = {}
+    total_bytes = usable_bytes = None
+    for result in response.results:
+        if result.error_code:
+            return LogDir(node_id, {}, error=client_error_for_code(result.error_code))
+        for topic in result.topics:
+            for partition in topic.partitions:
+                sizes[TopicPartition(topic.name, partition.partition_index)] = partition.partition_size
+        if result.total_bytes >= 0:
+            total_bytes, usable_bytes = result.total_bytes, result.usable_bytes
+    return LogDir(node_id, sizes, total_bytes, usable_bytes)

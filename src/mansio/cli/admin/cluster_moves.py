@@ -1,0 +1,357 @@
+"""Moves of partitions, as the commands of `mansio cluster` plan and execute them.
+
+Invariants:
+* The cluster keeps the moves that have begun, and nothing else is stored: a command that is run again after an
+  interruption waits for those, and plans the rest anew.
+* At most `MOVES_PER_BROKER_MAX` replicas are copied to a broker at once, and from a leader, moves of earlier commands
+  included.
+* The throttle is set before the first move begins, and removed when the command ends, also by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.config.broker_config import FOLLOWER_THROTTLE
+from mansio.errors import MansioError, NoReassignmentInProgress, UnknownTopicOrPartition
+from mansio.metadata.move_planner import Move, PlannedBroker, PlannedPartition, startable_moves
+from mansio.tracebacks import copied, without_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+    from mansio.client.admin.admin import Admin
+    from mansio.client.admin.cluster import ClusterAdmin, LogDir, PartitionStatus, Reassignment
+
+POLL_S: Final = 0.5
+"""Pause between two looks at the moves that are running."""
+UNSEEN_LOOKS_MAX: Final = 20
+"""Looks after which a move that is not running, and whose partition has other replicas, counts as ended by another
+client."""
+ATTEMPTS_MAX: Final = 20
+"""Attempts to begin a move while the errors are retriable."""
+STALL_S: Final = 300.0
+"""Time without a finished move after which the command says so."""
+PROGRESS_LINE_S: Final = 10.0
+"""Time between two lines of progress where standard error is no terminal."""
+
+Key = tuple[str, int]
+"""Topic and partition index."""
+
+
+class ClusterLoad(NamedTuple):
+    """What a plan of moves is made from."""
+
+    brokers: list[PlannedBroker]
+    partitions: list[PlannedPartition]
+    running: list[Move]
+    """The moves that have begun. The partitions have the replicas after them."""
+    free_bytes: dict[int, int]
+    """Free space of the brokers that report it, less what the running moves have to copy yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the moves of a command are."""
+
+    moves: int
+    moves_done: int
+    running: int
+    bytes: int
+    bytes_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one move: it is done if `error` is None."""
+
+    move: Move
+    error: MansioError | None = None
+
+
+async def read_load(cluster: ClusterAdmin) -> ClusterLoad:
+    """Read the brokers, the partitions with their sizes, and the ongoing moves. Raises the error of a broker that does
+    not report the sizes of its partitions, if no other replica of one of them is known."""
+    status, partitions = await cluster.status(), await cluster.partitions()
+    ongoing = {(one.topic, one.partition): one for one in await cluster.list_reassignments()}
+    dirs = {one.node_id: one for one in await cluster.log_dirs()}
+    free_bytes = {one.node_id: one.usable_bytes for one in dirs.values() if one.usable_bytes is not None}
+    planned, running = [], []
+    for one in partitions:
+        key = (one.topic, one.partition)
+        size_bytes = _size_bytes(one, dirs)
+        move = ongoing.get(key)
+        planned.append(
+            PlannedPartition(
+                one.topic,
+                one.partition,
+                one.replicas if move is None else move.target,
+                size_bytes,
+                one.leader,
+                is_moving=move is not None,
+            )
+        )
+        if move is not None:
+            running.append(_running_move(move, one.leader, size_bytes))
+            for node_id in move.adding:
+                if node_id in free_bytes:
+                    free_bytes[node_id] -= max(0, size_bytes - copied_bytes(move, [dirs[node_id]]))
+    brokers = [PlannedBroker(one.node_id, one.rack, not one.is_fenced) for one in status.brokers]
+    return ClusterLoad(brokers, planned, running, free_bytes)
+
+
+def _size_bytes(partition: PartitionStatus, dirs: dict[int, LogDir]) -> int:
+    """Return the size of the leader's replica, or of the largest one that is known."""
+    key = (partition.topic, partition.partition)
+    sizes = {
+        node_id: dirs[node_id].replica_bytes[key]  # type: ignore[index]  # equal to a `TopicPartition`
+        for node_id in partition.replicas
+        if node_id in dirs and key in dirs[node_id].replica_bytes
+    }
+    if sizes:
+        return sizes.get(partition.leader, max(sizes.values()))
+    for node_id in partition.replicas:
+        if node_id in dirs and (error := dirs[node_id].error) is not None:
+            raise copied(error)
+    return 0
+
+
+def _running_move(move: Reassignment, leader: int, size_bytes: int) -> Move:
+    before = tuple(node_id for node_id in move.replicas if node_id not in move.adding)
+    return Move(move.topic, move.partition, before, move.target, leader, len(move.adding) * size_bytes)
+
+
+def copied_bytes(move: Reassignment, dirs: Iterable[LogDir]) -> int:
+    """Return the number of bytes that the added replicas of a move have."""
+    return sum(
+        one.replica_bytes.get((move.topic, move.partition), 0)  # type: ignore[call-overload]
+        for one in dirs
+        if one.node_id in move.adding
+    )
+
+
+def broker_rows(load: ClusterLoad, moves: Sequence[Move]) -> list[dict[str, Any]]:
+    """Return, for each broker, its replicas, bytes and preferred leaderships before and after a plan."""
+    after = {(move.topic, move.partition): move.after for move in moves}
+    totals: dict[str, Counter[int]] = {
+        name: Counter()
+        for name in ("replicas", "bytes", "leads", "replicas_after", "bytes_after", "leads_after")
+    }
+    for one in load.partitions:
+        for suffix, replicas in (
+            ("", one.replicas),
+            ("_after", after.get((one.topic, one.partition), one.replicas)),
+        ):
+            totals[f"leads{suffix}"][replicas[0]] += 1
+            for node_id in replicas:
+                totals[f"replicas{suffix}"][node_id] += 1
+                totals[f"bytes{suffix}"][node_id] += one.size_bytes
+    known = {one.node_id for one in load.brokers}
+    return [
+        {"broker": node_id, **{name: counter[node_id] for name, counter in totals.items()}}
+        for node_id in sorted(known.union(totals["replicas"], totals["replicas_after"]))
+    ]
+
+
+@contextlib.asynccontextmanager
+async def throttled(
+    admin: Admin, brokers: Iterable[int], bytes_per_second: int | None
+) -> AsyncIterator[None]:
+    """Limit the rate at which each of the brokers copies added replicas, until the context ends."""
+    if bytes_per_second is None:
+        yield
+        return
+    limited: list[int] = []
+    try:
+        for node_id in brokers:
+            limited.append(node_id)
+            await admin.alter_broker_config(node_id, {FOLLOWER_THROTTLE: str(bytes_per_second)})
+        yield
+    finally:
+        failures = []
+        for node_id in limited:
+            try:
+                await admin.alter_broker_config(node_id, {FOLLOWER_THROTTLE: None})
+            except MansioError as error:
+                failures.append(f"of broker {node_id}: {error.message}")
+        if failures:
+            print(
+                f"mansio: the throttle was not removed {'; '.join(failures)}; remove it with mansio cluster settings"
+                f" --broker N --unset {FOLLOWER_THROTTLE}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+class MoveRunner:
+    """Begins moves as brokers have room for them, and waits until all have ended."""
+
+    def __init__(
+        self,
+        cluster: ClusterAdmin,
+        moves: Sequence[Move],
+        *,
+        running: Sequence[Move] = (),
+        on_progress: Callable[[Progress], None],
+        on_stall: Callable[[int], None],
+        poll_s: float = POLL_S,
+    ) -> None:
+        """Prepare to execute `moves`, and to wait for those that are `running` already. `on_stall` is called with the
+        number of running moves when none has ended for `STALL_S`."""
+        self._cluster = cluster
+        self._pending = list(moves)
+        self._running = {(move.topic, move.partition): move for move in running}
+        self._unseen: Counter[Key] = Counter()
+        self._attempts: Counter[Key] = Counter()
+        self._on_progress = on_progress
+        self._on_stall = on_stall
+        self._poll_s = poll_s
+        self._moves = len(moves) + len(running)
+        self._bytes = sum(move.copied_bytes for move in (*moves, *running))
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def running(self) -> int:
+        """Number of moves that have begun and not ended."""
+        return len(self._running)
+
+    async def run(self) -> list[Outcome]:
+        """Execute the moves; return the outcome of each, in the order in which they ended."""
+        clock = asyncio.get_running_loop().time
+        last_end = clock()
+        while self._pending or self._running:
+            ended = len(self.outcomes)
+            await self._begin()
+            await self._collect()
+            self._on_progress(self._progress())
+            if len(self.outcomes) > ended:
+                last_end = clock()
+                continue  # brokers have room for others
+            if clock() - last_end > STALL_S:
+                self._on_stall(len(self._running))
+                last_end = clock()
+            await asyncio.sleep(self._poll_s)
+        return self.outcomes
+
+    async def _begin(self) -> None:
+        starting = {
+            (move.topic, move.partition): move
+            for move in startable_moves(self._pending, self._running.values())
+        }
+        if not starting:
+            return
+        results = await self._cluster.alter_reassignments({key: move.after for key, move in starting.items()})
+        for result in results:
+            key = (result.topic, result.partition)
+            self._attempts[key] += 1
+            if result.error is None:
+                self._running[key] = starting[key]
+            elif result.error.retriable and self._attempts[key] < ATTEMPTS_MAX:
+                del starting[key]
+            else:
+                self.outcomes.append(Outcome(starting[key], result.error))
+        self._pending = [move for move in self._pending if (move.topic, move.partition) not in starting]
+
+    async def _collect(self) -> None:
+        """Record the outcomes of the moves that are not running any more."""
+        ongoing = {(one.topic, one.partition) for one in await self._cluster.list_reassignments()}
+        ended = [key for key in self._running if key not in ongoing]
+        replicas = await self._replicas({topic for topic, _ in ended})
+        for key in ended:
+            there = replicas.get(key)
+            move = self._running[key]
+            if isinstance(there, MansioError) or there is None:
+                error = there or UnknownTopicOrPartition(f"there is no partition {key[0]}-{key[1]}")
+            elif there == move.after:
+                error = None
+            elif (unseen := self._unseen[key] + 1) < UNSEEN_LOOKS_MAX:
+                self._unseen[key] = unseen  # the broker that was asked may not know it yet
+                continue
+            else:
+                error = NoReassignmentInProgress(
+                    f"another client ended the move: the replicas are {list(there)}, not {list(move.after)}"
+                )
+            del self._running[key]
+            self.outcomes.append(Outcome(move, error))
+
+    async def _replicas(self, topics: set[str]) -> dict[Key, tuple[int, ...] | MansioError]:
+        """Return the replicas of each partition of `topics`; of a topic that was deleted, the error."""
+        found: dict[Key, tuple[int, ...] | MansioError] = {}
+        for topic in sorted(topics):
+            try:
+                partitions = await self._cluster.partitions([topic])
+            except UnknownTopicOrPartition as error:
+                gone = without_traceback(error)
+                found.update({key: gone for key in self._running if key[0] == topic})
+            else:
+                found.update({(topic, one.partition): one.replicas for one in partitions})
+        return found
+
+    def _progress(self) -> Progress:
+        return Progress(
+            self._moves,
+            len(self.outcomes),
+            len(self._running),
+            self._bytes,
+            sum(outcome.move.copied_bytes for outcome in self.outcomes),
+        )
+
+
+async def elect_preferred_leaders(cluster: ClusterAdmin, moves: Iterable[Move]) -> int:
+    """Make the first replica of each moved partition its leader; return the number of elections that failed."""
+    from mansio.client.types import TopicPartition
+
+    wanted = {(move.topic, move.partition): move.after[0] for move in moves}
+    leaders = {(one.topic, one.partition): one.leader for one in await cluster.partitions()}
+    due = [TopicPartition(*key) for key, leader in wanted.items() if leaders.get(key, leader) != leader]
+    results = await cluster.elect_leaders("preferred", due) if due else []
+    return sum(result.outcome == "failed" for result in results)
+
+
+class ProgressLines:
+    """Prints how far the moves are to standard error: one line that changes on a terminal, else a line now and then."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._is_terminal = sys.stderr.isatty()
+        self._last_s = float("-inf")
+
+    def show(self, progress: Progress) -> None:
+        """Print the line, if it is time for it."""
+        is_last = progress.moves_done == progress.moves
+        now = self._clock()
+        if not (self._is_terminal or is_last or now - self._last_s >= PROGRESS_LINE_S):
+            return
+        self._last_s = now
+        text = (
+            f"{progress.moves_done:,} of {progress.moves:,} moves, {bytes_text(progress.bytes_done)} of"
+            f" {bytes_text(progress.bytes)}; {progress.running:,} running"
+        )
+        print(
+            f"\r{text:<78}" if self._is_terminal else text,
+            end="" if self._is_terminal and not is_last else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def bytes_text(size_bytes: float) -> str:
+    """Return a size for people: `512 B`, `1.5 MB`, `20.0 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration for people: `40 s`, `12 min`, `3 h 5 min`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
