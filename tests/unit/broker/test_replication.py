@@ -692,10 +692,18 @@ def test_replicas_far_behind_are_throttled_and_those_in_sync_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "low_ms", "high_ms"), [(0, 0, 3_500), (1_000_000, 0, 4_500), (50_000, 12_000, 30_000)]
+    ("before", "rate", "low_ms", "high_ms"),
+    [
+        (100_000, 0, 0, 3_500),
+        (100_000, 1_000_000, 0, 4_500),
+        (100_000, 50_000, 12_000, 30_000),
+        pytest.param(100, 0, 0, 4_500, id="a-long-pause-ends"),
+    ],
 )
-def test_the_throttle_of_replicas_changes_while_they_catch_up(rate: int, low_ms: int, high_ms: int) -> None:
-    settings = ReplicaFetcherSettings(catch_up_bytes_per_second=100_000, partition_bytes_max=50_000)
+def test_the_throttle_of_replicas_changes_while_they_catch_up(
+    before: int, rate: int, low_ms: int, high_ms: int
+) -> None:
+    settings = ReplicaFetcherSettings(catch_up_bytes_per_second=before, partition_bytes_max=50_000)
     cluster = running(configs={"min.insync.replicas": "1"}, follower_settings=settings)
     cluster.kill(3)
     cluster.end_session(3)

@@ -203,14 +203,14 @@ class ReplicaFetcher:
         known = self.partitions.get(partition)
         if known is not None and known.replica is replica:
             self._attempts = 0  # a repeated call means that a session or the leader has changed
-            self._wake()
+            self.wake()
             return
         self.add_fetched(_FetchedReplica(partition, replica))
 
     def add_fetched(self, fetched: _FetchedReplica) -> None:
         """As `add`, of a replica that the other fetcher of the leader had."""
         self.partitions[fetched.partition] = fetched
-        self._wake()
+        self.wake()
         if self._work is None:
             name = f"follow broker {self._leader}"
             self._work = self._context.scheduler.spawn(self._run(), name=name)
@@ -476,16 +476,17 @@ class ReplicaFetcher:
         return backoff.delay_ms(attempts)
 
     async def _sleep(self, wait_ms: float) -> None:
-        """Wait for the time in milliseconds, or until a partition is added."""
+        """Wait for the time in milliseconds, or until a partition is added or the throttle changes."""
         self._pause = self._context.scheduler.promise()
-        timer = self._context.scheduler.call_later(min(wait_ms, 1e6), self._wake)
+        timer = self._context.scheduler.call_later(min(wait_ms, 1e6), self.wake)
         try:
             await self._pause
         finally:
             timer.cancel()
             self._pause = None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End the present pause of the loop."""
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)
 
@@ -544,6 +545,8 @@ class ReplicaFetcherManager:
     def set_catch_up_rate(self, bytes_per_second: int) -> None:
         """Change the limit for the replication of replicas that are behind, over all leaders; 0 means unlimited."""
         self._context.throttle.set_rate(bytes_per_second)
+        for fetcher in self._fetchers.values():
+            fetcher.wake()  # it may wait for the end of a long pause at the previous rate
 
     def become_follower(self, partition: Partition) -> None:
         """Replicate a partition from its current leader; stop replicating it if it does not follow a leader."""
