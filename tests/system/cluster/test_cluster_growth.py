@@ -109,7 +109,9 @@ def throttles(one: Cluster, shell: Shell) -> dict[int, str]:
     found = {}
     for node_id in one.brokers:
         rows = shell.json("cluster", "settings", "--broker", str(node_id))
-        found.update({node_id: row["value"] for row in rows if row["name"] == FOLLOWER_THROTTLE})
+        values = {row["name"]: row["value"] for row in rows}
+        if FOLLOWER_THROTTLE in values:
+            found[node_id] = values[FOLLOWER_THROTTLE]
     return found
 
 
