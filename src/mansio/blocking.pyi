@@ -344,13 +344,14 @@ class ClusterAdmin:
         itself, for at most `timeout_ms`; one that does not answer, or refuses to, has an `error`."""
         ...
 
-    def alter_reassignments(self, replicas: Mapping[tuple[str, int], Sequence[int] | None], *, timeout_ms: int = 30000) -> list[ReassignmentResult]:
+    def alter_reassignments(self, replicas: Mapping[tuple[str, int], Sequence[int] | None], *, allow_replication_factor_change: bool = True, timeout_ms: int = 30000) -> list[ReassignmentResult]:
         """Begin to move partitions, given as (topic, index), to other replicas (node ids), the preferred leader first;
         None ends an ongoing move and returns to the replicas before it (KIP-455).
 
         Returns a result for each partition, as soon as the move has begun; `list_reassignments` returns those that
-        continue. A different number of replicas changes the replication factor. A partition that is moving already is
-        moved to the new replicas instead."""
+        continue. A different number of replicas changes the replication factor, or is refused without
+        `allow_replication_factor_change` (KIP-860). A partition that is moving already is moved to the new replicas
+        instead."""
         ...
 
     def list_reassignments(self, *, timeout_ms: int = 30000) -> list[Reassignment]:

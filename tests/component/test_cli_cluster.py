@@ -158,7 +158,8 @@ def test_sizes_and_moves_of_partitions_are_read_and_refusals_returned(broker: ma
         assert 0 < (directory.usable_bytes or 0) <= (directory.total_bytes or 0)
         assert cluster.list_reassignments() == []
         stays, away, cancelled, missing = cluster.alter_reassignments(
-            {("flights", 0): [7], ("flights", 1): [8], ("flights", 2): None, ("gates", 9): [7]}
+            {("flights", 0): [7], ("flights", 1): [8], ("flights", 2): None, ("gates", 9): [7]},
+            allow_replication_factor_change=False,
         )
         assert (stays.topic, stays.partition, stays.error) == ("flights", 0, None)
         assert isinstance(away.error, InvalidReplicaAssignment)

@@ -170,11 +170,7 @@ def startable_moves(
 
 def copy_seconds(moves: Iterable[Move], bytes_per_second: int) -> float:
     """Return the time that moves take if each broker copies `bytes_per_second`."""
-    into: Counter[int] = Counter()
-    for move in moves:
-        for node_id in move.added:
-            into[node_id] += move.copied_bytes // len(move.added)
-    return max(into.values(), default=0) / bytes_per_second
+    return max(incoming_bytes(moves).values(), default=0) / bytes_per_second
 
 
 def incoming_bytes(moves: Iterable[Move]) -> dict[int, int]:

@@ -75,10 +75,14 @@ class FakeCluster:
         self.dirs: list[LogDir] = []
 
     async def alter_reassignments(
-        self, replicas: Mapping[Key, Sequence[int] | None]
+        self,
+        replicas: Mapping[Key, Sequence[int] | None],
+        *,
+        allow_replication_factor_change: bool = True,
     ) -> list[ReassignmentResult]:
         results = []
         for key, wanted in replicas.items():
+            assert wanted is None or not allow_replication_factor_change
             self.asked.append(key)
             error = self.errors[key].pop(0) if self.errors.get(key) else None
             if error is None and wanted is not None:
@@ -355,9 +359,11 @@ def test_a_drain_moves_what_the_broker_gets_meanwhile(
     cluster = joined()
     begin = cluster.alter_reassignments
 
-    async def create_a_topic(replicas: Mapping[Key, Sequence[int] | None]) -> list[ReassignmentResult]:
+    async def create_a_topic(
+        replicas: Mapping[Key, Sequence[int] | None], **options: Any
+    ) -> list[ReassignmentResult]:
         cluster.replicas.setdefault(("later", 0), (2, 1))
-        return await begin(replicas)
+        return await begin(replicas, **options)
 
     monkeypatch.setattr(cluster, "alter_reassignments", create_a_topic)
     done = command.json(cluster, "drain", "2", "--yes")
@@ -476,6 +482,23 @@ def test_a_plan_is_made_from_the_state_after_the_running_moves() -> None:
         (3, 1, 2, 0),
     ]
     assert [(row["bytes"], row["bytes_after"]) for row in rows] == [(140, 40), (100, 100), (40, 140)]
+
+
+def test_a_move_that_ends_while_the_cluster_is_read_changes_no_number_of_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = cluster_of(1)
+    move = Reassignment("t", 0, (1, 3, 2), (3,), (2,))
+    answers = iter([[move], []])
+    cluster.replicas["t", 0] = move.replicas
+    cluster.dirs = [LogDir(1, {TopicPartition("t", 0): 5})]
+
+    async def list_reassignments() -> list[Reassignment]:
+        return next(answers)
+
+    monkeypatch.setattr(cluster, "list_reassignments", list_reassignments)
+    (partition,) = asyncio.run(read_load(cast("ClusterAdmin", cluster))).partitions
+    assert (partition.replicas, partition.is_moving) == ((1, 3), True)
 
 
 def test_sizes_that_may_not_be_read_are_an_error() -> None:

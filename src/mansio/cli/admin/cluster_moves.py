@@ -77,8 +77,11 @@ class Outcome:
 async def read_load(cluster: ClusterAdmin) -> ClusterLoad:
     """Read the brokers, the partitions with their sizes, and the ongoing moves. Raises the error of a broker that does
     not report the sizes of its partitions, if no other replica of one of them is known."""
-    status, partitions = await cluster.status(), await cluster.partitions()
+    status = await cluster.status()
+    # Read before and after the partitions: one that begins or ends to move meanwhile has replicas of both lists.
     ongoing = {(one.topic, one.partition): one for one in await cluster.list_reassignments()}
+    partitions = await cluster.partitions()
+    ongoing |= {(one.topic, one.partition): one for one in await cluster.list_reassignments()}
     dirs = {one.node_id: one for one in await cluster.log_dirs()}
     free_bytes = {one.node_id: one.usable_bytes for one in dirs.values() if one.usable_bytes is not None}
     planned, running = [], []
@@ -245,7 +248,10 @@ class MoveRunner:
         }
         if not starting:
             return
-        results = await self._cluster.alter_reassignments({key: move.after for key, move in starting.items()})
+        results = await self._cluster.alter_reassignments(
+            {key: move.after for key, move in starting.items()},
+            allow_replication_factor_change=False,  # no plan changes it, not even one from a list that is out of date
+        )
         for result in results:
             key = (result.topic, result.partition)
             self._attempts[key] += 1

@@ -315,14 +315,16 @@ class ClusterAdmin:
         self,
         replicas: Mapping[tuple[str, int], Sequence[int] | None],
         *,
+        allow_replication_factor_change: bool = True,
         timeout_ms: int = 30_000,
     ) -> list[ReassignmentResult]:
         """Begin to move partitions, given as (topic, index), to other replicas (node ids), the preferred leader first;
         None ends an ongoing move and returns to the replicas before it (KIP-455).
 
         Returns a result for each partition, as soon as the move has begun; `list_reassignments` returns those that
-        continue. A different number of replicas changes the replication factor. A partition that is moving already is
-        moved to the new replicas instead.
+        continue. A different number of replicas changes the replication factor, or is refused without
+        `allow_replication_factor_change` (KIP-860). A partition that is moving already is moved to the new replicas
+        instead.
         """
         results = []
         wanted = list(replicas.items())
@@ -339,6 +341,7 @@ class ClusterAdmin:
                 ApiKey.ALTER_PARTITION_REASSIGNMENTS,
                 {
                     "timeout_ms": timeout_ms,
+                    "allow_replication_factor_change": allow_replication_factor_change,
                     "topics": [
                         {"name": topic, "partitions": partitions} for topic, partitions in grouped.items()
                     ],
