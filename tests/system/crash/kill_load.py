@@ -134,9 +134,11 @@ class Load:
             if error is not None:
                 self.failures.append(f"{name}: a record was given up: {error}")
                 return
-            self._acknowledge(
-                name, present(message.partition()), present(message.offset()), present(message.value())
-            )
+            if (offset := message.offset()) is None:
+                # librdkafka concludes from the acknowledgement of a later batch that this one, whose answer was an error
+                # or was lost, was appended; it does not know where.
+                return
+            self._acknowledge(name, present(message.partition()), offset, present(message.value()))
 
         next_number = 0
         while self._producing.is_set():
