@@ -43,9 +43,12 @@ def _names(shape: MergedSchema) -> Iterator[str]:
 INTER_BROKER: Final = [
     api.key
     for api in SUPPORTED_APIS.values()
-    if api.brokers_only
-    or api.key is ApiKey.WRITE_TXN_MARKERS  # commits
-    or BROKER_FIELDS & set(_names(messages.merged_schema(api.key, messages.REQUEST)))
+    if (
+        api.brokers_only
+        or api.key is ApiKey.WRITE_TXN_MARKERS  # commits
+        or BROKER_FIELDS & set(_names(messages.merged_schema(api.key, messages.REQUEST)))
+    )
+    and api.key is not ApiKey.UNREGISTER_BROKER  # names a broker, and is of an administrator
 ]
 """APIs with requests of brokers, from the table and the schemas."""
 

@@ -135,8 +135,8 @@ class Load:
                 self.failures.append(f"{name}: a record was given up: {error}")
                 return
             if (offset := message.offset()) is None:
-                # librdkafka concludes from the acknowledgement of a later batch that this one, whose answer was an error
-                # or was lost, was appended; it does not know where.
+                # librdkafka concludes from the acknowledgement of a later batch that this one, whose answer was an
+                # error or was lost, was appended; it does not know where.
                 return
             self._acknowledge(name, present(message.partition()), offset, present(message.value()))
 
