@@ -1,7 +1,7 @@
 """Replica fetcher: replicates the partitions led by other brokers, with one fetcher per leader (Kafka
 `ReplicaFetcherThread`), and a second one, with a connection of its own, for replicas that are *behind*: they fetch
-below the leader's high watermark, so they are not in sync. Records of these are many, and nobody waits for them; those
-of the others are waited for by producers.
+below the leader's high watermark, so they are not in sync. They need many records, for which no producer waits;
+producers with acks=all wait for the replicas that are in sync.
 
     fetch -> append unchanged -> flush -> fetch ...
 

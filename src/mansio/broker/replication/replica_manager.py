@@ -10,10 +10,11 @@ informed.
 
 Invariants:
 * A partition has a role only while its log is open, and only the role in the latest image.
-* A log that is missing or could not be opened is recreated only if this broker is not in the in-sync set, so that no
-  acknowledged record is lost silently. The last in-sync replica is never recreated: it stays offline until an operator
-  decides.
-* Data is removed only for a topic that the metadata marks as being deleted, or has ceased to contain.
+* A log that is missing or could not be opened is recreated only if this broker is not in the in-sync set and has
+  registered, so that no acknowledged record is lost silently. The last in-sync replica is never recreated: it stays
+  offline until an operator decides.
+* Data is removed only for a topic that the metadata marks as being deleted, or has ceased to contain, and for a
+  partition of which this broker is no replica any more.
 * Changes of several partitions within `LOG_DELAY_MS` are logged in one line.
 """
 

@@ -1,7 +1,8 @@
 """Reassignments of partitions to other brokers (KIP-455, KIP-860), and the removal of brokers.
 
-The broker that receives a request stores what is wanted, and the controller finishes it (`metadata.reassignment`). On a
-single node no partition can be moved: a request that changes nothing succeeds, any other is rejected.
+The broker that receives a request stores the target replicas, and the controller finishes the reassignment
+(`metadata.reassignment`). On a single node no partition can be moved: a request that changes nothing succeeds, any
+other is rejected.
 """
 
 from __future__ import annotations

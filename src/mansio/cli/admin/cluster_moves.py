@@ -2,7 +2,7 @@
 
 Invariants:
 * The cluster keeps the moves that have begun, and nothing else is stored: a command that is run again after an
-  interruption waits for those, and plans the rest anew.
+  interruption waits for those, and makes a new plan for the rest.
 * At most `MOVES_PER_BROKER_MAX` replicas are copied to a broker at once, and from a leader, moves of earlier commands
   included.
 * The throttle is set before the first move begins, and removed when the command ends, also by Ctrl-C or SIGTERM.

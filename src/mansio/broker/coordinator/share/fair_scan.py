@@ -343,7 +343,7 @@ def decided_end_of(state: LoadedState, log_end: int) -> int:
 
 def delivered_end_of(state: LoadedState) -> int:
     """Return an offset below which a share partition has delivered all records and passed all of others, according to
-    its stored state. It may be too low: of what is AVAILABLE, it is not known whose it is."""
+    its stored state. It may be too low: AVAILABLE offsets may belong to this share partition or to another one."""
     end = state.start_offset
     for each in state.changes:
         if each.first > end or each.state == AVAILABLE:
