@@ -156,8 +156,8 @@ class RequestClass(Enum):
 
     A broker that executes a request may wait for requests of its own to brokers, but only for those of a lower rank.
     So brokers cannot wait for each other in a circle, however many requests are in flight. The ranks are: all classes
-    for clients; then `COORDINATION`; then `REPLICATION`, `CATCH_UP` and `REPAIR`. One wait is within a rank, and
-    therefore short: the end of a transaction and its verification wait up to `COMPLETION_WAIT_MS` for markers.
+    for clients; then `COORDINATION`; then `REPLICATION`, `CATCH_UP`, `REPAIR` and `HAND_OVER`. One wait is within a rank,
+    and therefore short: the end of a transaction and its verification wait up to `COMPLETION_WAIT_MS` for markers.
     """
 
     CLIENT_REQUESTS = "client requests"
@@ -174,6 +174,8 @@ class RequestClass(Enum):
     """Fetches of followers whose log ends below the high watermark: one request in flight."""
     REPAIR = "repair"
     """Reads of intact copies of damaged batches: one request in flight."""
+    HAND_OVER = "hand-over"
+    """Confirmations of early hand-overs. The connections of this class are kept open (`PeerLinks`)."""
 
     @property
     def is_unordered(self) -> bool:
@@ -235,6 +237,42 @@ class ForwardingPeers(Peers, Protocol):
         A broker of version 0.1 gets the request itself, without the address. Raises the errors of `send`, and
         `ConnectionLost` if the other broker has not accepted the request.
         """
+
+
+class LinkChange(Enum):
+    """What happened to an authenticated connection from this broker to another one, of any class."""
+
+    OPENED = "opened"
+    CLOSED = "closed"
+    """This broker closed it."""
+    LOST = "lost"
+    """The other broker, or the network, ended it."""
+
+
+class ConnectOutcome(Enum):
+    """How the host of a broker answered a connect."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    """ECONNREFUSED: the host is up, and nothing listens at the broker's address."""
+    UNKNOWN = "unknown"
+    """Neither: no answer in time, a reset, an unreachable host, a name without an address."""
+
+
+class PeerLinks(Protocol):
+    """The connections from this broker to others, as evidence of which brokers are running."""
+
+    def on_link_change(self, callback: Callable[[int, LinkChange], None]) -> None:
+        """Call `callback` on the event loop with the node id of the other broker and what happened to a connection."""
+
+    def is_open(self, node_id: int) -> bool:
+        """Whether the connection of `RequestClass.HAND_OVER` is open."""
+
+    async def open(self, node_id: int, *, timeout_ms: float) -> None:
+        """Open the connection of `RequestClass.HAND_OVER`, unless it is open. Raises `ConnectionLost`."""
+
+    async def try_connect(self, node_id: int, *, timeout_ms: float) -> ConnectOutcome:
+        """Connect to the address of a broker, send nothing, and close the connection if it was accepted."""
 
 
 class Timer(Protocol):

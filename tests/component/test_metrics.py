@@ -190,6 +190,7 @@ def clustered_service(
         session=lambda: session,
         is_session_valid=lambda: session.is_valid(1000),
         sessions_lost=lambda: 1,
+        hand_over=SimpleNamespace(counts={"handed_over": 1}),
         repair_counts=lambda: RepairCounts(2, 3000, 1),
         store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in CallOutcome}),
     )

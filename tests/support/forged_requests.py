@@ -216,6 +216,12 @@ def _leases(key: ApiKey, **fields: Any) -> Callable[[Target, RequestSender], Ite
     return forge
 
 
+def _confirmations(_: Target, sender: RequestSender) -> Iterator[Forged]:
+    """The session that would end is the one of the sender, as good as any."""
+    suspect = {"suspect_id": sender.node_id, "suspect_epoch": sender.broker_epoch}
+    return _in_all_versions(ApiKey.CONFIRM_HAND_OVER, {**sender._asdict(), **suspect})
+
+
 def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
     """A request that any client may send, and one that only brokers may, as a client's and as the broker's own."""
     metadata = messages.encode_request(ApiKey.METADATA, 9, 1, CLIENT_ID, {"topics": [{"name": target.topic}]})
@@ -256,6 +262,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.RELEASE_LEASES: _leases(ApiKey.RELEASE_LEASES, member_id="00" * 16),
     ApiKey.REGISTER_SHARE_GROUP: _leases(ApiKey.REGISTER_SHARE_GROUP),
     ApiKey.FORWARD_REQUEST: _forwarded,
+    ApiKey.CONFIRM_HAND_OVER: _confirmations,
 }
 
 

@@ -340,6 +340,7 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.FORWARD_REQUEST: Row(
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."
     ),
+    ApiKey.CONFIRM_HAND_OVER: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.CHECK_AUTHORIZATION: Row(
         _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="about another user"),)
     ),

@@ -755,6 +755,11 @@ class Settings:
         maximum=5 * MINUTE_MS,
         is_kafka_setting=True,
     )
+    broker_hand_over_enable: bool = _setting(
+        True,
+        "Whether this broker ends the session of another one that was killed, before the session expires: all "
+        "connections to it have ended at once, its host refuses connects, and another broker confirms both.",
+    )
     default_replication_factor: int = _count(
         3,
         "Replicas of each partition of a topic created without a replication factor, including internal topics; "

@@ -193,7 +193,11 @@ class BrokerLifecycle:
             Compare(registration, mod_revision=0 if found is None else found.mod_revision),
         ]
         puts = [
-            Put(key, metadata_store.encode(self._document, writer), session.lease),
+            Put(
+                key,
+                metadata_store.encode({**self._document, "lease": session.lease}, writer),
+                session.lease,
+            ),
             Put(registration, metadata_store.encode({"state": BROKER_ACTIVE}, writer)),
         ]
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)

@@ -256,7 +256,8 @@ class Keys:
         return f"{self.api_keys}{quote(user, safe='')}"
 
     def session(self, node_id: int) -> str:
-        """Key of {host, port, rack, run, listeners, inter_broker_listener}, the session of a broker, which has a lease.
+        """Key of {host, port, rack, run, lease, listeners, inter_broker_listener}, the session of a broker, which has a
+        lease.
 
         The create revision of the key is the broker epoch.
         """

@@ -9,7 +9,9 @@ change it, once in `LOG_INTERVAL_S` for each broker, and raised as `ConnectionLo
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from mansio.errors import ConnectionLost, TlsFailed
 from mansio.logs import fields
 from mansio.net.broker_handshake import authenticate
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
+from mansio.ports import ConnectOutcome
 from mansio.wire.api_versions import UNADVERTISED_SINCE, ApiKey
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ REMEDIES: Final = {
     "protocol": "the listener between brokers has to have the same security protocol on all brokers",
 }
 """`TlsFailed.wrong` -> what to change."""
+
+_NOT_FROM_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH})
+"""`OSError.errno` of a connect to an address of a family that this host does not have."""
 
 
 class BrokerDialler:
@@ -109,3 +115,29 @@ class BrokerDialler:
             remedy=remedy,
         )
         logger.warning("broker_tls_failed", extra=known)
+
+
+async def try_connect(host: str, port: int, *, timeout_ms: float) -> ConnectOutcome:
+    """Connect to `host`, send nothing, and close the connection if it was accepted. A name with several addresses has
+    refused if one of them has, and all others that this host can use."""
+    loop = asyncio.get_running_loop()
+    refused = False
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            for family, kind, protocol, _, address in await loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            ):
+                try:
+                    with socket.socket(family, kind, protocol) as tried:
+                        tried.setblocking(False)
+                        await loop.sock_connect(tried, address)
+                except ConnectionRefusedError:
+                    refused = True
+                except OSError as error:
+                    if error.errno not in _NOT_FROM_HERE:
+                        return ConnectOutcome.UNKNOWN
+                else:
+                    return ConnectOutcome.ACCEPTED
+    except OSError:  # also a timeout, and a name without an address
+        return ConnectOutcome.UNKNOWN
+    return ConnectOutcome.REFUSED if refused else ConnectOutcome.UNKNOWN

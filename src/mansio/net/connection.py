@@ -59,7 +59,7 @@ from mansio.wire.codec import messages
 from mansio.wire.framing import ATTACHED_FRAME_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.net.sasl import Credentials
     from mansio.ports import Buffer
@@ -246,6 +246,7 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         self._negotiated_bytes = 0
         """Number of bytes received when the versions were negotiated."""
         self._failure: MansioError | None = None
+        self._on_lost: Callable[[bool], None] | None = None
         self._closed = self._loop.create_future()
 
     @classmethod
@@ -324,6 +325,14 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         certificate = None if tls is None else tls.getpeercert(binary_form=True)
         return b"" if certificate is None else sha256(certificate).digest()
+
+    def when_lost(self, callback: Callable[[bool], None]) -> None:
+        """Call `callback` once when the connection has ended: with True if the other side or the network ended it, with
+        False if this side did."""
+        if self._closed.done():
+            callback(False)
+        else:
+            self._on_lost = callback
 
     # -- requests --------
 
@@ -407,9 +416,13 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        is_by_peer = self._failure is None
         self._fail_requests(failure_in(exc, self._name) or self._end(exc))
         if not self._closed.done():
             self._closed.set_result(None)
+        if self._on_lost is not None:
+            on_lost, self._on_lost = self._on_lost, None
+            on_lost(is_by_peer)
 
     def pause_writing(self) -> None:
         self._pauses |= _TRANSPORT_FULL

@@ -1,4 +1,4 @@
-"""Connections to other brokers (port `ForwardingPeers`) through their Kafka listeners.
+"""Connections to other brokers (ports `ForwardingPeers` and `PeerLinks`) through their Kafka listeners.
 
 `PeerConnections` has one connection per broker, `PeerConnectionClasses` one of these for each `RequestClass`.
 A connection is opened when first needed, and opened again after it was lost or after this broker has registered again.
@@ -20,10 +20,10 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
-from mansio.net.broker_dialler import BrokerDialler
+from mansio.net.broker_dialler import BrokerDialler, try_connect
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
-from mansio.ports import ForwardedAnswer, RequestClass
+from mansio.ports import ConnectOutcome, ForwardedAnswer, LinkChange, RequestClass
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.wire.api_versions import UNADVERTISED_SINCE
 from mansio.wire.framing import LENGTH_BYTES
@@ -44,7 +44,8 @@ SILENCE_MS = 60_000
 
 
 class PeerConnectionClasses:
-    """Connections to other brokers by class of request. All methods run on one event loop."""
+    """Connections to other brokers by class of request; implements the port `PeerLinks`. All methods run on one event
+    loop."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class PeerConnectionClasses:
         self._broker_address = broker_address
         self.dialler = dialler or BrokerDialler()
         self._opened: dict[RequestClass, PeerConnections] = {}
+        self._link_callbacks: list[Callable[[int, LinkChange], None]] = []
 
     def peers(self, request_class: RequestClass) -> PeerConnections:
         """Return the connections for a class of requests, the same ones for each call."""
@@ -65,8 +67,28 @@ class PeerConnectionClasses:
                 _options(request_class),
                 self.dialler,
                 is_unordered=request_class.is_unordered,
+                on_link_change=self._handle_link_change,
             )
         return found
+
+    def on_link_change(self, callback: Callable[[int, LinkChange], None]) -> None:
+        self._link_callbacks.append(callback)
+
+    def _handle_link_change(self, node_id: int, change: LinkChange) -> None:
+        for callback in self._link_callbacks:
+            callback(node_id, change)
+
+    def is_open(self, node_id: int) -> bool:
+        return self.peers(RequestClass.HAND_OVER).is_open(node_id)
+
+    async def open(self, node_id: int, *, timeout_ms: float) -> None:
+        await self.peers(RequestClass.HAND_OVER).open(node_id, timeout_ms=timeout_ms)
+
+    async def try_connect(self, node_id: int, *, timeout_ms: float) -> ConnectOutcome:
+        address = self._broker_address(node_id)
+        if address is None:
+            return ConnectOutcome.UNKNOWN
+        return await try_connect(*address, timeout_ms=timeout_ms)
 
     async def close(self) -> None:
         """Close all connections; waiting requests fail with `ConnectionLost`."""
@@ -99,10 +121,13 @@ class PeerConnections:
         dialler: BrokerDialler | None = None,
         *,
         is_unordered: bool = False,
+        on_link_change: Callable[[int, LinkChange], None] = lambda _, __: None,
     ) -> None:
         """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered, or
-        has no listener that this one can use. `dialler`: by default one without TLS and credentials."""
+        has no listener that this one can use. `dialler`: by default one without TLS and credentials. `on_link_change`:
+        called with the node id and what happened to the connection to that broker."""
         self._is_unordered = is_unordered
+        self._on_link_change = on_link_change
         self._broker_address = broker_address
         self._options = options
         self._dialler = dialler or BrokerDialler()
@@ -140,6 +165,15 @@ class PeerConnections:
         except asyncio.CancelledError:
             connection.abort()
             raise
+
+    def is_open(self, node_id: int) -> bool:
+        """Whether the connection to a broker is open and has the current epoch of this one."""
+        return self._usable(node_id) is not None
+
+    async def open(self, node_id: int, *, timeout_ms: float) -> None:
+        """Open the connection to a broker, unless it is open. Raises `BrokerUnreachable`."""
+        if self._usable(node_id) is None:
+            await self._opened(node_id, timeout_ms)
 
     def _usable(self, node_id: int) -> _Peer | None:
         """Return the open connection to a broker, None if it has to be opened."""
@@ -190,6 +224,12 @@ class PeerConnections:
     async def _open(self, node_id: int, address: tuple[str, int]) -> _Peer:
         connection = await self._dialler.connect(node_id, address, self._options)
         epoch = await self._dialler.authenticate(connection, node_id, is_unordered=self._is_unordered)
+        self._on_link_change(node_id, LinkChange.OPENED)
+
+        def lost(is_by_peer: bool) -> None:
+            self._on_link_change(node_id, LinkChange.LOST if is_by_peer else LinkChange.CLOSED)
+
+        connection.when_lost(lost)
         return _Peer(connection, epoch)
 
     async def close(self) -> None:

@@ -78,6 +78,7 @@ async def open_cluster(
         leases=store.leases,
         state=state,
         peers=connections.peers,
+        links=connections,
         keep_alive=keep_alive,
         store_counts=lambda: store.client.counts,
     )

@@ -32,6 +32,7 @@ from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.metadata.broker_lifecycle import BrokerLifecycle
 from mansio.metadata.controller.controller import Controller
+from mansio.metadata.hand_over.hand_over import HandOver
 from mansio.ports import RequestClass
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Leases, MetadataStore, StoreCounts
     from mansio.metadata.model import BrokerEndpoint, PartitionState, Topic
     from mansio.metadata.session import Session
-    from mansio.ports import ForwardingPeers
+    from mansio.ports import ForwardingPeers, PeerLinks
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,13 @@ class ClusterMember:
         leases: Leases,
         state: MetadataImage,
         peers: Callable[[RequestClass], ForwardingPeers],
+        links: PeerLinks,
         keep_alive: Callable[[BrokerLifecycle], SessionKeepAlive],
         store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:
-        """`peers` returns the connections to other brokers for a class of requests. `keep_alive` creates the keep-alive
-        of the session. `store_counts` returns the numbers of calls to the metadata store."""
+        """`peers` returns the connections to other brokers for a class of requests, `links` observes those of all
+        classes. `keep_alive` creates the keep-alive of the session. `store_counts` returns the numbers of calls to the
+        metadata store."""
         self.peers = peers
         self._settings = settings
         self._host_ports = host_ports
@@ -145,6 +148,19 @@ class ClusterMember:
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
+        self._hand_over = HandOver(
+            store=store,
+            leases=leases,
+            state=state,
+            links=links,
+            peers=peers(RequestClass.HAND_OVER),
+            scheduler=host_ports.scheduler,
+            clock=host_ports.clock,
+            node_id=settings.node_id,
+            session=lambda: self.session,
+            ttl_s=settings.broker_session_timeout_ms / 1000,
+        )
+
     def throttle_replication(self, bytes_per_second: int) -> None:
         """Change the maximum rate at which followers that are far behind fetch; 0: unlimited."""
         self.replication.fetcher_manager.set_catch_up_rate(bytes_per_second)
@@ -161,6 +177,7 @@ class ClusterMember:
             sessions_lost=lambda: self.sessions_lost,
             store_counts=self._store_counts,
             repair_counts=self._repair_counts,
+            hand_over=self._hand_over,
         )
 
     def _repair_counts(self) -> RepairCounts:
@@ -328,6 +345,8 @@ class ClusterMember:
         if self._log_repairer is not None:
             self._log_repairer.start()
         self.controller.start()
+        if settings.broker_hand_over_enable:
+            self._hand_over.start()
         await self._lifecycle.register(
             max(OTHER_SESSION_S_MIN, OTHER_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
         )
@@ -343,6 +362,7 @@ class ClusterMember:
         known = fields(node=self._settings.node_id, reason=error)
         logger.error("metadata_image_failed", extra=known)
         self.controller.stop()
+        self._hand_over.stop()
         self._host_ports.scheduler.spawn(self._leave_after_image_failure(), name="leave the cluster")
 
     async def _leave_after_image_failure(self) -> None:
@@ -357,6 +377,7 @@ class ClusterMember:
         if lifecycle is None:
             return
         self.controller.stop()
+        self._hand_over.stop()
         if self._replica_manager is not None:
             self._replica_manager.stop()
         if self._log_repairer is not None:

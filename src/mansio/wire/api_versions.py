@@ -113,6 +113,7 @@ class ApiKey(IntEnum):
     CREATE_API_KEY = 20121
     DESCRIBE_API_KEYS = 20122
     DELETE_API_KEY = 20123
+    CONFIRM_HAND_OVER = 20124
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -713,6 +714,16 @@ _ROWS: Final = (
         "api_keys.delete_api_key",
         note="Mansio's own. Deletes an API key; its sessions end.",
     ),
+    Api(
+        ApiKey.CONFIRM_HAND_OVER,
+        0,
+        0,
+        "cluster.confirm_hand_over",
+        note="Mansio's own, not advertised. Whether the broker that answers, too, has no connection to a broker that "
+        f"seems to have been killed, and is refused when it connects. {_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -822,6 +833,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.CREATE_API_KEY: 0,
     ApiKey.DESCRIBE_API_KEYS: 0,
     ApiKey.DELETE_API_KEY: 0,
+    ApiKey.CONFIRM_HAND_OVER: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

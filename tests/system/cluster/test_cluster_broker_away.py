@@ -21,7 +21,7 @@ SESSION_MS = 4000
 @pytest.mark.timeout(360)
 def test_topic_that_was_placed_on_a_killed_broker_is_served_when_that_comes_back(tmp_path: Path) -> None:
     """No directory was ever made, and the leader has changed (to none) since: that is not a lost log."""
-    with cluster(tmp_path, broker_session_timeout_ms=SESSION_MS) as one:
+    with cluster(tmp_path, broker_session_timeout_ms=SESSION_MS, broker_hand_over_enable=False) as one:
         one.kill(3)
         with blocking.connect(one.brokers[1].bootstrap_servers) as client:
             client.admin.create_topic("t", partitions=6, replication_factor=1)

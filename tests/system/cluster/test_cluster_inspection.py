@@ -45,6 +45,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         tmp_path_factory.mktemp("seen"),
         http=True,
         broker_session_timeout_ms=SESSION_MS,
+        broker_hand_over_enable=False,  # a dead broker stays listed for a while
         replica_lag_time_max_ms=2000,
         group_initial_rebalance_delay_ms=0,
         offsets_topic_num_partitions=6,

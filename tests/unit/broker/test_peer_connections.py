@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,11 @@ import pytest
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut, StaleBrokerEpoch
 from mansio.host.clock import HostRandom
-from mansio.net.broker_dialler import BrokerDialler
+from mansio.net.broker_dialler import BrokerDialler, try_connect
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import ConnectionOptions
-from mansio.net.peer_connections import PeerConnections
-from mansio.ports import ForwardedAnswer, ForwardedClient
+from mansio.net.peer_connections import PeerConnectionClasses, PeerConnections
+from mansio.ports import ConnectOutcome, ForwardedAnswer, ForwardedClient, LinkChange, RequestClass
 from mansio.state.broker_handshake import BrokerIdentity, ClusterSecret
 from mansio.wire.api_versions import UNADVERTISED_SINCE, ApiKey
 from mansio.wire.apis import fetch
@@ -345,5 +346,91 @@ def test_a_broker_that_supports_no_forwarded_requests_gets_the_request_of_the_cl
             _, found = messages.decode_response_frame(ApiKey.DESCRIBE_LEASES, 0, answer.response)
             assert (found.error_code, found.topics, answer.throttle_ms) == (0, [], 0)
             assert [request.group_id for request in broker.asked(ApiKey.DESCRIBE_LEASES)] == ["g"]
+
+    asyncio.run(run())
+
+
+# The connections as evidence
+
+
+def classes_of(broker: StubBroker, changes: list[tuple[int, LinkChange]]) -> PeerConnectionClasses:
+    """Without credentials."""
+    classes = PeerConnectionClasses(lambda _: ("127.0.0.1", broker.port))
+    classes.on_link_change(lambda node_id, change: changes.append((node_id, change)))
+    return classes
+
+
+def test_connections_of_all_classes_are_reported_with_who_ended_them() -> None:
+    async def run() -> None:
+        changes: list[tuple[int, LinkChange]] = []
+        async with StubBroker() as broker:
+            broker.fetch = answered
+            classes = classes_of(broker, changes)
+            assert not classes.is_open(1)
+            await classes.open(1, timeout_ms=5000)
+            await classes.open(1, timeout_ms=5000)
+            assert classes.is_open(1)
+            await classes.peers(RequestClass.REPLICATION).send(1, REQUEST, timeout_ms=5000)
+            assert changes == [(1, LinkChange.OPENED)] * 2
+            broker.hang_up()
+            async with asyncio.timeout(scaled(10)):
+                while len(changes) < 4:  # noqa: ASYNC110 - the connections make it so
+                    await asyncio.sleep(0.01)
+            assert changes[2:] == [(1, LinkChange.LOST)] * 2
+            assert not classes.is_open(1)
+            await classes.open(1, timeout_ms=5000)
+            await classes.close()
+            assert changes[4:] == [(1, LinkChange.OPENED), (1, LinkChange.CLOSED)]
+
+    asyncio.run(run())
+
+
+def test_connect_is_refused_only_where_nothing_listens() -> None:
+    """A process that is stopped still accepts, through its kernel; a name without an address refuses nothing."""
+
+    async def run() -> None:
+        async with StubBroker() as broker:
+            assert await try_connect("127.0.0.1", broker.port, timeout_ms=5000) is ConnectOutcome.ACCEPTED
+            assert await try_connect("localhost", broker.port, timeout_ms=5000) is ConnectOutcome.ACCEPTED
+        assert await try_connect("127.0.0.1", broker.port, timeout_ms=5000) is ConnectOutcome.REFUSED
+        assert await try_connect("localhost", broker.port, timeout_ms=5000) is ConnectOutcome.REFUSED
+        assert await try_connect("name.invalid", 9092, timeout_ms=5000) is ConnectOutcome.UNKNOWN
+        with socket.socket() as unread:
+            unread.bind(("127.0.0.1", 0))
+            unread.listen(8)
+            port = unread.getsockname()[1]
+            assert await try_connect("127.0.0.1", port, timeout_ms=5000) is ConnectOutcome.ACCEPTED
+
+    asyncio.run(run())
+
+
+def test_connect_that_is_not_answered_is_not_refused() -> None:
+    """A full queue of connections, as of a broker that is cut off: nothing comes back."""
+
+    async def run() -> None:
+        with socket.socket() as full:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            address = full.getsockname()
+            waiting = [socket.socket() for _ in range(8)]
+            try:
+                for each in waiting:
+                    each.setblocking(False)
+                    each.connect_ex(address)
+                outcome = await try_connect(*address, timeout_ms=200)
+                assert outcome is not ConnectOutcome.REFUSED
+            finally:
+                for each in waiting:
+                    each.close()
+
+    asyncio.run(run())
+
+
+def test_broker_without_an_address_refuses_nothing() -> None:
+    async def run() -> None:
+        classes = PeerConnectionClasses(lambda _: None)
+        assert await classes.try_connect(1, timeout_ms=1000) is ConnectOutcome.UNKNOWN
+        with pytest.raises(BrokerUnreachable):
+            await classes.open(1, timeout_ms=1000)
 
     asyncio.run(run())

@@ -74,6 +74,11 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "sessions_lost", "Sessions that ended while the broker was running.", cluster.sessions_lost()
     )
+    for outcome, times in cluster.hand_over.counts.items():
+        meaning = (
+            "Brokers that refused connects after all connections to them had ended, by what this broker did."
+        )
+        yield _counter("hand_overs", meaning, times, outcome=outcome)
     repairs = cluster.repair_counts()
     yield _counter("repaired_ranges", "Damaged ranges replaced by those of another replica.", repairs.ranges)
     yield _counter(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.item_turns import ItemTurns
     from mansio.metadata.controller.controller import Controller
+    from mansio.metadata.hand_over.hand_over import HandOver
     from mansio.metadata.metadata_store import StoreCounts
     from mansio.metadata.model import BrokerEndpoint, Topic
     from mansio.metadata.session import Session
@@ -63,6 +64,8 @@ class ClusterServices:
     """Returns whether this broker's session has certainly not expired."""
     sessions_lost: Callable[[], int]
     """Returns the number of sessions that ended although this broker kept running."""
+    hand_over: HandOver
+    """Early hand-over; not started if this broker takes no part in it."""
     repair_counts: Callable[[], RepairCounts] = RepairCounts
     """Returns counts of damaged batches that were repaired from other replicas."""
     store_counts: Callable[[], StoreCounts] | None = None

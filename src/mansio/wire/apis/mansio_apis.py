@@ -28,6 +28,8 @@ share partitions that other brokers lead. They are not advertised.
 
 `ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
 prove to each other that they know the cluster secret (`state.broker_handshake`). They are not advertised.
+`ConfirmHandOver` asks another broker whether it, too, finds a broker killed (`metadata.hand_over`); it is not
+advertised either.
 
 The schemas are classes like those of the package kio, from which `messages` compiles codecs. Every message is flexible
 (KIP-482), so that tagged fields can be added.
@@ -577,6 +579,27 @@ class RegisterShareGroupResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmHandOverRequest(_Flexible):
+    """Request of the broker `node_id`, whose connections to the broker `suspect_id` have ended and whose connects to it
+    are refused. `suspect_epoch`: the epoch of the session that it would end."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    suspect_id: int = field(metadata=_INT32)
+    suspect_epoch: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmHandOverResponse(_Flexible):
+    """Response. `confirmed`: whether the same is true of the broker that answers."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    confirmed: bool = field(metadata=_BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareTransactionRequest(_Flexible):
     """Request of a producer whose batches in the transaction are all acknowledged."""
 
@@ -929,6 +952,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.CREATE_API_KEY: (CreateApiKeyRequest, CreateApiKeyResponse),
     ApiKey.DESCRIBE_API_KEYS: (DescribeApiKeysRequest, DescribeApiKeysResponse),
     ApiKey.DELETE_API_KEY: (DeleteApiKeyRequest, DeleteApiKeyResponse),
+    ApiKey.CONFIRM_HAND_OVER: (ConfirmHandOverRequest, ConfirmHandOverResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

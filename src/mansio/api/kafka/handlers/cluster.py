@@ -1,5 +1,5 @@
 """ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeQuorum, UpdateFeatures, and DescribeHealth
-(20114) of Mansio.
+(20114) and ConfirmHandOver (20124) of Mansio.
 
 Behavior: clients that request the authorized operations (KIP-430) get them; others get Kafka's value for "omitted".
 DescribeTopicPartitions always has those of topics.
@@ -355,3 +355,17 @@ def _partition_fields(
         "last_known_elr": [],
         "offline_replicas": [node_id for node_id in partition.replicas if node_id not in alive],
     }
+
+
+async def confirm_hand_over(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Return whether this broker, too, finds another one killed. Only a broker may ask."""
+    service.authenticator.require_identity(
+        context.peer, request.node_id, request.broker_epoch, context.client_host
+    )
+    cluster = service.cluster
+    confirmed = cluster is not None and await cluster.hand_over.confirm(
+        request.suspect_id, request.suspect_epoch
+    )
+    return {"confirmed": confirmed}

@@ -1,0 +1,299 @@
+"""Early hand-over: ends the session of a killed broker before its lease ends, so that others take over at once.
+
+    connection lost -> `Suspicions` -> connects -> confirmation of another broker -> one guarded transaction
+
+Each broker keeps a connection to each other one open. `Suspicions` judges how connections end and how connects are
+answered; what it accuses is executed here. The lease keeps its time: a broker that is paused, slow or cut off has its
+session until then.
+
+Invariants:
+* The transaction deletes exactly the accused session, with the controller key if the broker held it. It requires that
+  session, the controller key as this broker knows it, and the sessions of all witnesses, among them this broker.
+* A broker whose session was deleted while it is running learns it from its metadata image, as it does when the session
+  ends in another way, and registers again. If the image is late, the keep-alive learns it: the lease is revoked, too.
+* A suspicion costs at most `REFUSED_CONNECTS` connects, `CONFIRMERS_MAX` requests and `ATTEMPTS_MAX` transactions.
+
+Model: Kafka has no such thing; a controlled shutdown deletes a session early, a killed broker is fenced after
+broker.session.timeout.ms.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import MansioError, error_for_code
+from mansio.logs import fields
+from mansio.metadata.hand_over.suspicions import REFUSED_CONNECTS, Suspicion, Suspicions
+from mansio.metadata.metadata_store import Compare, Delete, decode, transact_with_retries
+from mansio.metadata.model import BROKER_ACTIVE
+from mansio.ports import ConnectOutcome, complete
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.metadata.hand_over.suspicions import Accusation
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import Leases, MetadataStore
+    from mansio.metadata.model import BrokerChange
+    from mansio.metadata.session import Session
+    from mansio.ports import Clock, LinkChange, PeerLinks, Peers, Promise, Scheduler, Timer
+
+logger = logging.getLogger(__name__)
+
+CONNECT_INTERVAL_MS: Final = 100
+"""Delay before each connect to a suspect: a process that is being killed closes its listener within this time."""
+CONFIRMATION_INTERVAL_MS: Final = 20
+"""Interval of the connects with which a broker confirms."""
+CONNECT_TIMEOUT_MS: Final = 500
+CONFIRMATION_TIMEOUT_MS: Final = 2000
+CONFIRMERS_MAX: Final = 3
+"""Maximum number of brokers that are asked, one after the other, until one confirms."""
+CONFIRMATIONS_MAX: Final = 16
+"""Maximum number of confirmations in progress; further requests are answered that nothing is confirmed."""
+ATTEMPTS_MAX: Final = 3
+LINK_RETRY_MS: Final = 1000
+LINK_TIMEOUT_MS: Final = 5000
+CLIENT_ID: Final = "mansio-hand-over"
+
+HANDED_OVER: Final = "handed_over"
+NOT_CONFIRMED: Final = "not_confirmed"
+NOT_ENDED: Final = "not_ended"
+EVENTS: Final = {
+    HANDED_OVER: "session_ended_early",
+    NOT_CONFIRMED: "hand_over_not_confirmed",
+    NOT_ENDED: "hand_over_not_done",
+}
+"""Log event by outcome."""
+
+
+class HandOver:
+    """Early hand-over by one broker. `start` is called at most once; without it nothing is suspected or confirmed.
+    `stop` may be called at any time. All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        leases: Leases,
+        state: MetadataImage,
+        links: PeerLinks,
+        peers: Peers,
+        scheduler: Scheduler,
+        clock: Clock,
+        node_id: int,
+        session: Callable[[], Session | None],
+        ttl_s: float,
+    ) -> None:
+        """`peers`: those of `RequestClass.HAND_OVER`. `session` returns the current session of this broker. `ttl_s` is
+        the duration of a lease in seconds."""
+        self._store = store
+        self._leases = leases
+        self._state = state
+        self._links = links
+        self._peers = peers
+        self._scheduler = scheduler
+        self._clock = clock
+        self._node_id = node_id
+        self._session = session
+        self._suspicions = Suspicions(node_id, ttl_s)
+        self._opening: set[int] = set()
+        self._examined: set[Suspicion] = set()
+        self._confirmations = 0
+        self._waiting: Promise[None] | None = None
+        self._work: list[Timer] = []
+        self._is_running = False
+        self.counts = dict.fromkeys((HANDED_OVER, NOT_CONFIRMED, NOT_ENDED), 0)
+        """Number of suspicions with three refused connects, by outcome: the session was ended; no broker confirmed, or
+        there were too few witnesses; the confirmed session was not ended by this broker, usually because another one
+        was faster."""
+
+    def start(self) -> None:
+        """Open the connections to other brokers and keep them open."""
+        self._is_running = True
+        self._state.on_broker_change(self._handle_broker_change)
+        self._links.on_link_change(self._handle_link_change)
+        self._update()
+        self._work.append(self._scheduler.spawn(self._keep_links(), name="keep connections to brokers open"))
+
+    def stop(self) -> None:
+        """Suspect no broker any more, and confirm nothing."""
+        self._is_running = False
+        for work in self._work:
+            work.cancel()
+        self._work.clear()
+
+    def _update(self) -> None:
+        epochs = {node_id: broker.epoch for node_id, broker in self._state.brokers.items()}
+        active = [node_id for node_id, one in self._state.registrations.items() if one.state == BROKER_ACTIVE]
+        self._suspicions.update(epochs, active, self._clock.monotonic())
+
+    def _handle_broker_change(self, change: BrokerChange) -> None:
+        del change
+        self._update()
+        self._wake()
+
+    def _has_session(self) -> bool:
+        session = self._session()
+        return self._is_running and session is not None and session.is_valid(self._clock.monotonic())
+
+    # ------------------------------------------------------------------ connections
+
+    async def _keep_links(self) -> None:
+        """Keep a connection to each broker that has a session. Without one, there would be no sign of its death."""
+        while True:
+            missing = [
+                node_id
+                for node_id in self._state.brokers
+                if node_id != self._node_id and not self._links.is_open(node_id)
+            ]
+            if self._has_session():
+                for node_id in missing:
+                    if node_id not in self._opening:
+                        self._opening.add(node_id)
+                        self._scheduler.spawn(self._open_link(node_id), name="open a connection to a broker")
+            await self._pause(LINK_RETRY_MS if missing else None)
+
+    async def _open_link(self, node_id: int) -> None:
+        try:
+            await self._links.open(node_id, timeout_ms=LINK_TIMEOUT_MS)
+        except MansioError:  # it is tried again
+            pass
+        finally:
+            self._opening.discard(node_id)
+
+    async def _pause(self, wait_ms: float | None) -> None:
+        """Wait until a broker or a connection changes, at most `wait_ms`."""
+        self._waiting = self._scheduler.promise()
+        timer = None if wait_ms is None else self._scheduler.call_later(wait_ms, self._wake)
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            complete(self._waiting, None)
+
+    def _handle_link_change(self, node_id: int, change: LinkChange) -> None:
+        suspicion = self._suspicions.record_link(node_id, change, self._clock.monotonic())
+        self._wake()
+        if suspicion is not None and suspicion not in self._examined and self._has_session():
+            self._examined.add(suspicion)
+            self._scheduler.spawn(self._examine(suspicion), name="examine a broker")
+
+    # ------------------------------------------------------------------ accuser
+
+    async def _examine(self, suspicion: Suspicion) -> None:
+        try:
+            while self._suspicions.wants_connect(suspicion):
+                await self._scheduler.sleep(CONNECT_INTERVAL_MS)
+                self._suspicions.record_connect(suspicion, await self._try_connect(suspicion))
+            confirmers = self._suspicions.confirmers(suspicion, self._clock.monotonic())[:CONFIRMERS_MAX]
+            for confirmer in confirmers:
+                if await self._is_confirmed(suspicion, confirmer):
+                    await self._end_session(suspicion, confirmer)
+                    break
+            else:
+                if self._suspicions.stands(suspicion):
+                    self._report(NOT_CONFIRMED, suspicion, asked=",".join(map(str, confirmers)))
+        except MansioError as error:
+            self._report(NOT_ENDED, suspicion, reason=error.message)
+        finally:
+            self._examined.discard(suspicion)
+
+    async def _try_connect(self, suspicion: Suspicion) -> ConnectOutcome:
+        if not self._has_session():
+            return ConnectOutcome.UNKNOWN
+        return await self._links.try_connect(suspicion.node_id, timeout_ms=CONNECT_TIMEOUT_MS)
+
+    async def _is_confirmed(self, suspicion: Suspicion, confirmer: int) -> bool:
+        session = self._session()
+        if session is None:
+            return False
+        asked = {
+            "node_id": self._node_id,
+            "broker_epoch": session.epoch,
+            "suspect_id": suspicion.node_id,
+            "suspect_epoch": suspicion.epoch,
+        }
+        request = messages.encode_request(ApiKey.CONFIRM_HAND_OVER, 0, 0, CLIENT_ID, asked)
+        try:
+            frame = await self._peers.send(confirmer, request, timeout_ms=CONFIRMATION_TIMEOUT_MS)
+            _, response = messages.decode_response_frame(ApiKey.CONFIRM_HAND_OVER, 0, frame)
+            if response.error_code:
+                raise error_for_code(response.error_code, response.error_message or "")
+        except MansioError as error:
+            known = fields(broker=suspicion.node_id, asked=confirmer, reason=error.message)
+            logger.info("hand_over_not_answered", extra=known)
+            return False
+        return bool(response.confirmed)
+
+    async def _end_session(self, suspicion: Suspicion, confirmer: int) -> None:
+        entry = await self._store.get(self._state.keys.session(suspicion.node_id))
+        lease = None if entry is None else decode(entry.key, entry.value).get("lease")
+        for _ in range(ATTEMPTS_MAX):
+            accusation = self._suspicions.accusation(suspicion, confirmer, self._clock.monotonic())
+            if accusation is None or not self._has_session():
+                break
+            compares, operations = self._transaction(accusation)
+            if len(compares) > self._store.operations_max:
+                break
+            done = await transact_with_retries(self._store, compares, operations)
+            if done.succeeded:
+                self._report(HANDED_OVER, suspicion, confirmed_by=confirmer, controller=len(operations) > 1)
+                if lease is not None:  # version 0.1 does not store it
+                    await self._revoke(lease)
+                return
+            await self._state.wait_for_revision(done.revision, self._scheduler)
+        self._report(NOT_ENDED, suspicion, reason="the metadata have changed")
+
+    async def _revoke(self, lease: int) -> None:
+        """End the lease of a session that this broker has ended: it has no keys any more."""
+        try:
+            await self._leases.revoke(lease)
+        except MansioError as error:
+            logger.info("session_lease_not_revoked", extra=fields(reason=error.message))
+
+    def _transaction(self, accusation: Accusation) -> tuple[list[Compare], list[Delete]]:
+        keys, controller, suspicion = self._state.keys, self._state.controller, accusation.suspicion
+        compares = [
+            Compare(keys.session(suspicion.node_id), create_revision=suspicion.epoch),
+            Compare(keys.controller, create_revision=0 if controller is None else controller.epoch),
+        ]
+        compares += [
+            Compare(keys.session(node_id), create_revision=epoch) for node_id, epoch in accusation.witnesses
+        ]
+        operations = [Delete(keys.session(suspicion.node_id))]
+        if controller is not None and controller.node_id == suspicion.node_id:
+            operations.append(Delete(keys.controller))
+        return compares, operations
+
+    def _report(self, outcome: str, suspicion: Suspicion, **known: object) -> None:
+        self.counts[outcome] += 1
+        level = logging.WARNING if outcome == HANDED_OVER else logging.INFO
+        extra = fields(broker=suspicion.node_id, epoch=suspicion.epoch, **known)
+        logger.log(level, EVENTS[outcome], extra=extra)
+
+    # ------------------------------------------------------------------ confirmer
+
+    async def confirm(self, node_id: int, epoch: int) -> bool:
+        """Whether this broker, too, has no connection to another one with this epoch, and its connects are refused."""
+        suspicion = Suspicion(node_id, epoch)
+        if self._confirmations >= CONFIRMATIONS_MAX:
+            return False
+        self._confirmations += 1
+        try:
+            for _ in range(REFUSED_CONNECTS):
+                await self._scheduler.sleep(CONFIRMATION_INTERVAL_MS)
+                if not self._suspicions.may_confirm(suspicion):
+                    return False
+                if await self._try_connect(suspicion) is not ConnectOutcome.REFUSED:
+                    return False
+            return self._has_session() and self._suspicions.may_confirm(suspicion)
+        finally:
+            self._confirmations -= 1
