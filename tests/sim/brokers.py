@@ -22,6 +22,7 @@ from mansio.metadata.image import MetadataImage
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.node.broker_runtime import BrokerRuntime
 from mansio.node.cluster_member import ClusterMember
+from mansio.ports import RequestClass
 from mansio.testing.scheduler import (
     WALL_START_MS,
     SimulatedBackground,
@@ -33,7 +34,7 @@ from mansio.testing.scheduler import (
 from mansio.wire.apis import produce as produce_wire
 from sim import workload_clients
 from sim.etcd import KeepAliveTurns, SimulatedEtcdClient
-from sim.network import SimulatedPeers
+from sim.network import SimulatedPeerLinks, SimulatedPeers
 from support.listeners import served_listener
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
-    from mansio.ports import RequestClass
     from mansio.testing.disk import SimulatedDisk
     from sim.world import World
 
@@ -61,6 +61,7 @@ LIMITS = ServerLimits(
 
 
 def settings_of(node_id: int, **more: Any) -> Settings:
+    more = {"broker_hand_over_enable": False, **more}  # `World(hand_over=True)`
     return Settings(
         data_dir="data",
         node_id=node_id,
@@ -185,7 +186,7 @@ class SimulatedBroker:
         self.clock = world.clocks[node_id]
         self.scheduler = BrokerScheduler(simulation, self.name, world.work_failed)
         self.thread = simulation.scheduler(f"{self.name} keep-alive")
-        self.listening = False
+        self.listening = self._listener_lost = False
         self.ready = False
         self.stopping = False
         self.closed: list[Partition] = []
@@ -236,8 +237,10 @@ class SimulatedBroker:
                 lambda node_id: node_id in state.brokers,
                 credentials,
                 is_unordered=request_class.is_unordered,
+                on_link_change=links.handle_link_change,
             )
 
+        links = SimulatedPeerLinks(self, lambda: peers(RequestClass.HAND_OVER))
         self.cluster_member = ClusterMember(
             settings,
             host_ports,
@@ -245,6 +248,7 @@ class SimulatedBroker:
             leases=etcd_client,
             state=state,
             peers=peers,
+            links=links,
             keep_alive=self._keep_alive,
         )
         core = self.core = BrokerRuntime(settings, host_ports, etcd_client, state, self.cluster_member)
@@ -329,6 +333,24 @@ class SimulatedBroker:
         self.scheduler.stop()
         self.thread.stop()
         self.world.network.died(self, ends_connections=ends_connections)
+
+    def lose_listener(self) -> None:
+        """Its listener ends, and with it all connections that it has accepted."""
+        self.listening = False
+        self._listener_lost = True
+        for connection in list(self.server._connections):
+            connection.link.end_soon()  # type: ignore[attr-defined]
+            self.scheduler.call_soon(connection.end)  # type: ignore[attr-defined]
+
+    def listen_again(self) -> None:
+        """After `lose_listener`."""
+        if self._listener_lost and self.running and not self.stopping:
+            self.listening, self._listener_lost = True, False
+
+    @property
+    def epoch(self) -> int:
+        """Of the session that it thinks it has."""
+        return self.cluster_member.broker_epoch() if hasattr(self, "cluster_member") else 0
 
     def pause(self) -> None:
         """As SIGSTOP does."""

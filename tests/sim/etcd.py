@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.errors import MansioError, Unavailable
-from mansio.metadata.metadata_store import AmbiguousOutcome, LeaseExpired
+from mansio.metadata.metadata_store import AmbiguousOutcome, Delete, LeaseExpired
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
 from support.present import present
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
-    from mansio.metadata.metadata_store import Compare, Delete, Event, Put, TransactionResult
+    from mansio.metadata.metadata_store import Compare, Event, Put, TransactionResult
     from mansio.ports import Clock
     from mansio.testing.scheduler import SimulatedScheduler, Simulation
 
@@ -39,6 +39,8 @@ class EtcdModel(InMemoryStore):
         super().__init__(clock, scheduler)
         self.simulation = simulation
         self.without_majority = False
+        self.on_early_end: Callable[[int, int], None] | None = None
+        """Called with node id and epoch of a session that a transaction has deleted: its lease has not ended."""
         self.renewed_ms: dict[int, float] = {}
         self.ttl_ms: dict[int, float] = {}
 
@@ -46,6 +48,18 @@ class EtcdModel(InMemoryStore):
         lease = super().grant(ttl_s)
         self.renewed_ms[lease], self.ttl_ms[lease] = self.simulation.now_ms, ttl_s * 1000
         return lease
+
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> TransactionResult:
+        gone = [
+            self._entries[one.key]
+            for one in operations
+            if isinstance(one, Delete) and one.key.endswith("/session") and one.key in self._entries
+        ]
+        done = super().transact(compares, operations)
+        if done.succeeded and self.on_early_end is not None:
+            for entry in gone:
+                self.on_early_end(int(entry.key.split("/")[-2]), entry.create_revision)
+        return done
 
     def keep_alive(self, lease: int) -> float:
         left_s = super().keep_alive(lease)

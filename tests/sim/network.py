@@ -20,6 +20,7 @@ from mansio.broker.services.produce import PendingAppend, PendingProduce
 from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
 from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
+from mansio.ports import ConnectOutcome, LinkChange, complete
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
@@ -45,6 +46,12 @@ class Network:
         self.brokers: dict[int, SimulatedBroker] = {}
         self.links: list[Link] = []
         self.cut: set[tuple[Source, Source]] = set()
+        self.refusing: set[tuple[Source, Source]] = set()
+        """Ways on which something in between refuses connects, and has ended the connections."""
+        self.resetting: set[tuple[Source, Source]] = set()
+        """The same, but connects are accepted, and reset afterwards."""
+        self._down: set[Source] = set()
+        """Machines without power: they do not answer."""
         self.late = 0.0
         self.duplicate = 0.0
         self.drop = 0.0
@@ -71,7 +78,54 @@ class Network:
         """All ways are open and quick again; what was held back goes on."""
         self.late = self.duplicate = self.drop = 0.0
         self.slow = 1.0
+        self.open_all()
         self.mend()
+
+    def block(self, source: Source, target: Source, *, by_refusing: bool) -> None:
+        """Something in between ends the connections from `source` to `target`, and takes no more."""
+        (self.refusing if by_refusing else self.resetting).add((source, target))
+        for link in self.links:
+            if link.source == source and link.target == target:
+                link.break_soon()
+
+    def open_all(self) -> None:
+        """Nothing in between refuses or resets connections any more."""
+        self.refusing.clear()
+        self.resetting.clear()
+
+    def is_blocked(self, source: Source, target: Source) -> bool:
+        return (source, target) in self.refusing or (source, target) in self.resetting
+
+    def connect(
+        self,
+        source: Source,
+        scheduler: SimulatedScheduler,
+        target: int,
+        answer: Callable[[ConnectOutcome], None],
+    ) -> None:
+        """Call `answer` on `scheduler` with what comes of a connect. A machine without power answers nothing, and
+        neither does what cannot be reached; the kernel of a paused process accepts."""
+
+        def reply(outcome: ConnectOutcome) -> None:
+            scheduler.call_later(self.delay_ms(), answer, outcome)
+
+        def arrive() -> None:
+            broker = self.brokers.get(target)
+            if target in self._down and (broker is None or broker.scheduler.stopped):
+                return
+            is_taken = broker is not None and not broker.scheduler.stopped and broker.listening
+            outcome = ConnectOutcome.ACCEPTED if is_taken else ConnectOutcome.REFUSED
+            self.carry(target, source, reply, outcome)
+
+        def leave() -> None:
+            self._wires.call_later(self.delay_ms(), arrive)
+
+        if (source, target) in self.refusing:
+            reply(ConnectOutcome.REFUSED)
+        elif (source, target) in self.resetting:
+            reply(ConnectOutcome.ACCEPTED)
+        else:
+            self.carry(source, target, leave)
 
     def mend(self) -> None:
         """No broker is cut off any more."""
@@ -95,6 +149,7 @@ class Network:
 
     def died(self, broker: SimulatedBroker, *, ends_connections: bool) -> None:
         """A process ended; unless its machine went with it, its kernel ends the connections."""
+        (self._down.discard if ends_connections else self._down.add)(broker.node_id)
         for link in self.links:
             if link.served_by is broker and ends_connections:
                 link.end_soon()
@@ -162,7 +217,12 @@ class Link:
         broker = self._network.brokers.get(self.target)
         now = self._network.simulation.now_ms
         self._there_ms = max(self._there_ms, now + self._network.delay_ms())
-        if broker is None or broker.scheduler.stopped or not broker.listening:
+        if (
+            broker is None
+            or broker.scheduler.stopped
+            or not broker.listening
+            or self._network.is_blocked(self.source, self.target)
+        ):
             self.end_soon()
         else:
             broker.scheduler.call_later(self._there_ms - now, self._arrive, broker, data)
@@ -211,6 +271,13 @@ class Link:
         """The other side is gone, and its connection ends."""
         if not self._silent and not self.closed:
             self._network.carry(self.target, self.source, self._call_later, self._scheduler, self._lost)
+
+    def break_soon(self) -> None:
+        """Something in between ends it for both sides."""
+        self.end_soon()
+        far = self._far
+        if far is not None and self.served_by is not None:
+            self._call_later(self.served_by.scheduler, far.end)
 
     def _lost(self) -> None:
         if not self.closed:
@@ -338,7 +405,9 @@ class SimulatedPeers:
         credentials: BrokerCredentials,
         *,
         is_unordered: bool,
+        on_link_change: Callable[[int, LinkChange], None] = lambda _, __: None,
     ) -> None:
+        self._on_link_change = on_link_change
         self._broker = broker
         self._knows = knows
         self._credentials = credentials
@@ -349,6 +418,22 @@ class SimulatedPeers:
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         """See `mansio.ports.Peers`."""
+        return await self._exchange(await self._usable(node_id, timeout_ms), request, timeout_ms)
+
+    def is_open(self, node_id: int) -> bool:
+        """See `mansio.ports.PeerLinks`."""
+        found = self._links.get(node_id)
+        return (
+            found is not None
+            and not found.link.closed
+            and found.broker_epoch == self._credentials.broker_epoch()
+        )
+
+    async def open(self, node_id: int, *, timeout_ms: float) -> None:
+        """See `mansio.ports.PeerLinks`."""
+        await self._usable(node_id, timeout_ms)
+
+    async def _usable(self, node_id: int, timeout_ms: float) -> _PeerLink:
         if not self._knows(node_id):
             raise BrokerUnreachable(f"broker {node_id} is not there")
         while (waiters := self._opening.get(node_id)) is not None:
@@ -365,7 +450,7 @@ class SimulatedPeers:
             finally:
                 for each in self._opening.pop(node_id):
                     each.set_result(None)
-        return await self._exchange(found, request, timeout_ms)
+        return found
 
     async def forward(
         self, node_id: int, request: bytes, *, client: ForwardedClient, is_own: bool, timeout_ms: float
@@ -393,6 +478,7 @@ class SimulatedPeers:
             raise
         opened.link.is_unordered = self._is_unordered
         self._links[node_id] = opened
+        opened.tell(self._on_link_change)
         return opened
 
     async def _exchange(self, to: _PeerLink, request: bytes, timeout_ms: float) -> bytes:
@@ -430,6 +516,7 @@ class _PeerLink:
         self.waiting: dict[bytes, Promise[bytes]] = {}
         self.received = 0
         """Number of frames received."""
+        self._on_link_change: Callable[[int, LinkChange], None] | None = None
         link.on_frame = self._on_frame
         link.on_lost = self._on_lost
 
@@ -439,11 +526,57 @@ class _PeerLink:
         if promise is not None and not promise.done():
             promise.set_result(frame)
 
-    def _on_lost(self, reason: str = "the connection ended") -> None:
-        for promise in self.waiting.values():
-            if not promise.done():
-                promise.set_exception(ConnectionLost(f"broker {self.link.target}: {reason}"))
+    def tell(self, on_link_change: Callable[[int, LinkChange], None]) -> None:
+        """Both sides have authenticated: tell that it is open, and what becomes of it."""
+        on_link_change(self.link.target, LinkChange.OPENED)
+        self._on_link_change = on_link_change
+
+    def _on_lost(self) -> None:
+        self._end("the connection ended", LinkChange.LOST)
 
     def close(self, reason: str) -> None:
         self.link.close()
-        self._on_lost(reason)
+        self._end(reason, LinkChange.CLOSED)
+
+    def _end(self, reason: str, change: LinkChange) -> None:
+        for promise in self.waiting.values():
+            if not promise.done():
+                promise.set_exception(ConnectionLost(f"broker {self.link.target}: {reason}"))
+        on_link_change, self._on_link_change = self._on_link_change, None
+        if on_link_change is not None:
+            on_link_change(self.link.target, change)
+
+
+class SimulatedPeerLinks:
+    """`mansio.ports.PeerLinks` of one broker."""
+
+    def __init__(self, broker: SimulatedBroker, hand_over_peers: Callable[[], SimulatedPeers]) -> None:
+        self._broker = broker
+        self._hand_over_peers = hand_over_peers
+        self._callbacks: list[Callable[[int, LinkChange], None]] = []
+
+    def on_link_change(self, callback: Callable[[int, LinkChange], None]) -> None:
+        self._callbacks.append(callback)
+
+    def handle_link_change(self, node_id: int, change: LinkChange) -> None:
+        """Something happened to a connection of any class."""
+        for callback in self._callbacks:
+            callback(node_id, change)
+
+    def is_open(self, node_id: int) -> bool:
+        return self._hand_over_peers().is_open(node_id)
+
+    async def open(self, node_id: int, *, timeout_ms: float) -> None:
+        await self._hand_over_peers().open(node_id, timeout_ms=timeout_ms)
+
+    async def try_connect(self, node_id: int, *, timeout_ms: float) -> ConnectOutcome:
+        broker = self._broker
+        promise: Promise[ConnectOutcome] = broker.scheduler.promise()
+        broker.world.network.connect(
+            broker.node_id, broker.scheduler, node_id, lambda outcome: complete(promise, outcome)
+        )
+        timer = broker.scheduler.call_later(timeout_ms, complete, promise, ConnectOutcome.UNKNOWN)
+        try:
+            return await promise
+        finally:
+            timer.cancel()

@@ -50,6 +50,9 @@ class Outcome(NamedTuple):
     more: dict[str, int] = {}  # noqa: RUF012 - never changed
     delivered: dict[str, int] = {}  # noqa: RUF012 - never changed
     moves: dict[str, int] = {}  # noqa: RUF012 - never changed
+    early_ends: int = 0
+    """Sessions of dead processes that ended early."""
+    early_ends_of_living: int = 0
 
 
 class Hangs(AssertionError):
@@ -83,11 +86,11 @@ def quick_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def run_seed(seed: int, *, more: bool = False, has_moves: bool = False) -> Outcome:
+def run_seed(seed: int, *, more: bool = False, has_moves: bool = False, hand_over: bool = False) -> Outcome:
     """One history from beginning to end. `more`: with the clients of `sim.more_faults`. `has_moves`: with partitions
-    that are moved."""
+    that are moved. `hand_over`: with early hand-overs."""
     logging.disable(logging.CRITICAL)
-    world = World(seed, more=more, has_moves=has_moves)
+    world = World(seed, more=more, has_moves=has_moves, hand_over=hand_over)
     failure, stalled, report = "", False, ""
     try:
         with watched():
@@ -115,6 +118,8 @@ def run_seed(seed: int, *, more: bool = False, has_moves: bool = False) -> Outco
         {} if world.more is None else world.more.numbers(),
         {} if judge is None else judge.history.numbers(),
         {} if world.mover is None else world.mover.done_requests,
+        0 if world.early_ends is None else world.early_ends.dead,
+        0 if world.early_ends is None else world.early_ends.living,
     )
 
 
@@ -126,6 +131,7 @@ class Summary:
         self.faults: Counter[str] = Counter()
         self.failures: list[Outcome] = []
         self.recovered_ms: list[float] = []
+        self.early_ends = self.early_ends_of_living = 0
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
@@ -133,6 +139,8 @@ class Summary:
         self.read += outcome.read
         self.committed += outcome.committed
         self.topics += outcome.topics
+        self.early_ends += outcome.early_ends
+        self.early_ends_of_living += outcome.early_ends_of_living
         self.faults.update(outcome.faults)
         self.faults.update({f"frames: {name}": count for name, count in outcome.network.items()})
         if outcome.failure:
@@ -160,6 +168,7 @@ class Summary:
             f"topics made again {self.topics}",
             f"broken promises (lost, taken back, conflicting, doubled): {len(self.failures) - len(stalls)}",
             f"stalls: {len(stalls)}",
+            f"sessions that ended early: {self.early_ends} of dead processes, {self.early_ends_of_living} of others",
             f"well again after {healed[len(healed) // 2]:.0f} ms (median), {healed[-1]:.0f} ms (longest)",
             "faults: " + ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items())),
             *(f"seed {one.seed}: {one.failure}" for one in self.failures),
@@ -219,6 +228,7 @@ def main() -> int:
     arguments.add_argument("--verbose", action="store_true")
     arguments.add_argument("--more", action="store_true", help="also clients that do rarer things")
     arguments.add_argument("--moves", action="store_true", help="also move partitions")
+    arguments.add_argument("--hand-over", action="store_true", help="with early hand-overs, and proxies")
     arguments.add_argument(
         "--kept",
         help="append counts to this file for `python -m support.nightly_counts FILE`, "
@@ -235,7 +245,7 @@ def main() -> int:
             chosen.verbose,
             chosen.kept,
             jobs=chosen.jobs,
-            work=partial(run_seed, more=chosen.more, has_moves=chosen.moves),
+            work=partial(run_seed, more=chosen.more, has_moves=chosen.moves, hand_over=chosen.hand_over),
         )
     for line in summary.lines():
         print(line)

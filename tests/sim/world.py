@@ -27,6 +27,9 @@ from sim.etcd import EtcdModel, SimulatedEtcdClient
 from sim.faults import DOWN_MS_MAX, FAULTS
 from sim.feature import SINGLE_FAULTS
 from sim.features import feature_of
+from sim.hand_over import END_SEED as END_HAND_OVER_SEED
+from sim.hand_over import FIRST_SEED as FIRST_HAND_OVER_SEED
+from sim.hand_over import HAND_OVER_FAULTS, EarlyEnds
 from sim.members import GroupChecker, Member
 from sim.more_faults import More
 from sim.network import Network
@@ -39,6 +42,9 @@ READY_MS_MAX: Final = 30_000
 FAULTS_MS: Final = 20_000
 FAULT_EVERY_MS: Final = (400, 800, 1500, 3000)
 """A history has one of these paces: dense faults meet each other, sparse ones meet much that was acknowledged."""
+HAND_OVER_FAULTS_MS: Final = 35_000
+HAND_OVER_FAULT_EVERY_MS_MIN: Final = 2500
+"""Only sessions that have lasted for the time of a lease end early."""
 HEALED_MS_MAX: Final = 60_000
 CONFIGS: Final = {"min.insync.replicas": "2", "segment.bytes": "16384", "index.interval.bytes": "512"}
 
@@ -58,12 +64,15 @@ class World:
         only: str = "",
         more: bool = False,
         has_moves: bool = False,
+        hand_over: bool = False,
     ) -> None:
         """`faults_ms`: for how long faults are drawn, None for the usual time.
 
         `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too. `has_moves`: with
-        partitions that are moved (`sim.moves`)."""
+        partitions that are moved (`sim.moves`). `hand_over`: with early hand-overs, and the faults of `sim.hand_over`,
+        too, as histories of its seeds are."""
         self.seed = seed
+        self.hand_over = hand_over = hand_over or FIRST_HAND_OVER_SEED <= seed < END_HAND_OVER_SEED
         self.wants_more = more
         self.more: More | None = None
         self.mover: moves.Mover | None = None
@@ -80,9 +89,13 @@ class World:
                 "share_coordinator_snapshot_update_records_per_snapshot": 30,
                 "share_coordinator_state_topic_prune_interval_ms": 3000,
             }
+        if hand_over:
+            self.settings["broker_hand_over_enable"] = True
         self.only = only
         if faults_ms is None and self.feature is not None:
             faults_ms = self.feature.faults_ms
+        if faults_ms is None and hand_over:
+            faults_ms = HAND_OVER_FAULTS_MS
         self.faults_ms = FAULTS_MS if faults_ms is None else faults_ms
         self.simulation = Simulation(seed)
         self.random = self.simulation.random
@@ -112,7 +125,12 @@ class World:
         self.pace_ms = self.random.choice(FAULT_EVERY_MS)
         if self.feature is not None and self.feature.fault_every_ms_max is not None:
             self.pace_ms = min(self.pace_ms, self.feature.fault_every_ms_max)
+        if hand_over:
+            self.pace_ms = max(self.pace_ms, HAND_OVER_FAULT_EVERY_MS_MIN)
         self.lives: list[SimulatedBroker] = []
+        self.early_ends = EarlyEnds(self) if hand_over else None
+        if self.early_ends is not None:
+            self.etcd.on_early_end = self.early_ends.ended
         self.no_etcd: set[int] = set()
         self.faults: dict[str, int] = {}
         self.disk_ms = delivery.disk_ms_of(seed)
@@ -364,7 +382,7 @@ class World:
     def _fault(self) -> None:
         if self.writes_end:
             return
-        faults = FAULTS
+        faults = {**FAULTS, **HAND_OVER_FAULTS} if self.hand_over else FAULTS
         if self.feature is not None:
             allowed = SINGLE_FAULTS if self.is_single_node else FAULTS
             faults = {**{name: FAULTS[name] for name in allowed}, **self.feature.faults}
@@ -378,6 +396,8 @@ class World:
 
     def _heal(self) -> None:
         self.tell("heal")
+        if self.early_ends is not None:
+            self.early_ends.look()
         self.network.heal()
         self.make_room()
         for clock in self.clocks.values():
@@ -389,6 +409,7 @@ class World:
         self.driver = self.simulation.scheduler("driver after")
         for broker in self.brokers():
             broker.disk.clear_failures()
+            broker.listen_again()
             broker.disk_ms = (0.3, 2.5)
             if hasattr(broker, "etcd_client"):
                 broker.etcd_client.late_requests = 0
