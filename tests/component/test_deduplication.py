@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 import mansio
+from mansio.broker.features.deduplication import deduplicator
 from mansio.errors import DeduplicationNotEnabled, InvalidConfig, InvalidRecord
 from mansio.testing import TestBroker
 from mansio.wire.batch.compression import Codec
@@ -52,6 +53,11 @@ def values(broker: TestBroker, topic: str = TOPIC) -> list[bytes | None]:
 def start_offset(broker: TestBroker, topic: str) -> int:
     partition = mansio.TopicPartition(topic, 0)
     return broker.client().admin.list_offsets([partition], "earliest")[partition].offset
+
+
+def end_offset(broker: TestBroker, topic: str) -> int:
+    partition = mansio.TopicPartition(topic, 0)
+    return broker.client().admin.list_offsets([partition], "latest")[partition].offset
 
 
 def peer(broker: TestBroker) -> RawPeer:
@@ -352,6 +358,30 @@ class TestDurability:
         broker.clock.advance(hours=12, minutes=1)
         client.publish("old", b"new", dedup_id="id")
         assert values(broker, "old") == [b"new"]
+
+    def test_ids_that_are_larger_than_the_retention_size_are_not_copied_at_each_check(
+        self, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deduplicator, "COPIED_IDS_MAX", 50)
+        config = {
+            "mansio.dedup.ms": str(24 * 60 * MINUTE_MS),
+            "retention.bytes": "3000",
+            "segment.bytes": "1024",
+        }
+        client = broker.client()
+        client.admin.create_topic("old", partitions=1, config=config)
+        ids = [str(number) for number in range(300)]  # 10 KB when copied
+        client.publish_many("old", [mansio.OutgoingRecord(b"x" * 100, dedup_id=one) for one in ids])
+        broker.clock.advance(minutes=15)
+        client.publish("old", b"newest", dedup_id="newest")
+        broker.clock.advance(minutes=15)
+        before = end_offset(broker, "old")
+        broker.clock.advance(minutes=30)
+        assert end_offset(broker, "old") == before
+        assert values(broker, "old")[-1:] == [b"newest"]
+        assert start_offset(broker, "old") > 0
+        client.publish_many("old", [mansio.OutgoingRecord(b"again", dedup_id=one) for one in ids])
+        assert values(broker, "old")[-1:] == [b"newest"]
 
     def test_a_deletion_on_request_keeps_ids(self, broker: TestBroker) -> None:
         client = broker.client()

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 WRITE_TIME_TOLERANCE_MS: Final = 2 * 24 * 60 * 60 * 1000
 """How much older than its last write a segment file may seem to be: file systems write times of files lazily."""
 
+COPIED_ID_BYTES: Final = 48
+"""Upper bound of the size of a copied id in the log, with its share of a control batch of ten ids or more."""
+
 _MAGIC: Final = b"MDEDUP\0\n"
 _VERSION: Final = 1
 _END_OFFSET: Final = struct.Struct(">q")
@@ -97,6 +100,12 @@ class DeduplicationView(LogView[AcceptedIds | CopiedIds]):
 
     def lowest_location(self) -> int | None:
         return self.window.lowest_location(self._clock.wall_ms() - self._window_ms())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size that copies of all ids have. If it counted for retention.bytes, copies that are larger would expire at
+        once, and be copied again at each check."""
+        return COPIED_ID_BYTES * (self.window.count + 2)
 
     # Snapshots
 
