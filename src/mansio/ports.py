@@ -156,8 +156,9 @@ class RequestClass(Enum):
 
     A broker that executes a request may wait for requests of its own to brokers, but only for those of a lower rank.
     So brokers cannot wait for each other in a circle, however many requests are in flight. The ranks are: all classes
-    for clients; then `COORDINATION`; then `REPLICATION`, `CATCH_UP`, `REPAIR` and `HAND_OVER`. One wait is within a rank,
-    and therefore short: the end of a transaction and its verification wait up to `COMPLETION_WAIT_MS` for markers.
+    for clients; then `COORDINATION`; then `REPLICATION`, `CATCH_UP`, `REPAIR` and `HAND_OVER`. One wait is within a
+    rank, and therefore short: the end of a transaction and its verification wait up to `COMPLETION_WAIT_MS` for
+    markers.
     """
 
     CLIENT_REQUESTS = "client requests"

@@ -2,8 +2,8 @@
 that ended early.
 
 Always true: a session ends early only if its process is dead, lost its listener, or was refused to two brokers at the
-same time; within the time of a lease, less than half of the brokers lose their sessions early; and no controller key is
-left to a broker without a session.
+same time; within the time of a lease, less than half of the brokers lose their sessions early; no controller key is
+left to a broker without a session; and no two brokers are certain at the same time that they lead a partition.
 """
 
 from __future__ import annotations
@@ -79,6 +79,19 @@ class EarlyEnds:
         if 2 * len(recent) >= len(world.node_ids):
             world.checker.broken(f"the sessions of {recent} ended early, of {len(world.node_ids)} brokers")
 
+    def check_leaders(self) -> None:
+        """Break the history if two brokers lead a partition, and both would lease its records or answer for groups."""
+        certain: dict[tuple[str, int], int] = {}
+        for broker in self._world.brokers():
+            if not broker.ready or not broker.running or self._world.is_misled(broker.node_id):
+                continue
+            for one in broker.core.partitions:
+                if not one.is_leader or one.closed or one.is_leadership_uncertain:
+                    continue
+                other = certain.setdefault((one.topic, one.index), broker.node_id)
+                if other != broker.node_id:
+                    self._world.checker.broken(f"{one.name} is led by {other} and by {broker.node_id}")
+
     def _judge_living(self, node_id: int, epoch: int, oldest_ms: float) -> None:
         refused = sum(
             (target, session) == (node_id, epoch) and at >= oldest_ms
@@ -137,6 +150,27 @@ def refuse_all_of_one(world: World) -> bool:
     return _block(world, ways, by_refusing=True)
 
 
+def refuse_all_and_etcd(world: World) -> bool:
+    """Something before one broker refuses the connects of all others, and it does not reach etcd either; clients reach
+    it. Its session ends early, and it cannot learn that."""
+    one = world.random.choice(world.node_ids)
+    if one in world.no_etcd:
+        return False
+    mislead(world, one)
+    world.later(lambda: world.reach_etcd(one, reach=True), 2000, 5000)
+    world.later(lambda: _open(world), 300, 8000)
+    return True
+
+
+def mislead(world: World, node_id: int) -> None:
+    """Refuse the connects of all others to a broker, and keep it from etcd."""
+    for source in world.node_ids:
+        if source != node_id:
+            world.network.block(source, node_id, by_refusing=True)
+    _look(world)
+    world.reach_etcd(node_id, reach=False)
+
+
 def refuse_each_other(world: World) -> bool:
     """Each broker is refused by all others, or by all but its neighbours: all accuse each other."""
     nodes = world.node_ids
@@ -171,6 +205,7 @@ HAND_OVER_FAULTS: Final[dict[str, tuple[Callable[[World], bool], int]]] = {
     "refused": (refuse, 4),
     "reset": (reset, 3),
     "refused by all": (refuse_all_of_one, 4),
+    "refused by all and without etcd": (refuse_all_and_etcd, 4),
     "mutual refusal": (refuse_each_other, 3),
     "listener lost": (lose_listener, 4),
     "kill": (kill, 10),

@@ -7,7 +7,8 @@ import pytest
 
 from sim.brokers import TTL_MS
 from sim.checker import Broken
-from sim.hand_over import FIRST_SEED, HAND_OVER_FAULTS
+from sim.clients import TOPIC
+from sim.hand_over import FIRST_SEED, HAND_OVER_FAULTS, mislead
 from sim.run import Summary, quick_collections, run_seed
 from sim.test_seeds import run
 from sim.world import World
@@ -37,6 +38,26 @@ def test_no_lease_is_held_twice_in_a_history_with_early_hand_overs() -> None:
     with quick_collections():
         summary.add(run_seed(SHARES_SEED, hand_over=True))
     assert not summary.failures, summary.failures[0].report
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_two_brokers_are_certain_to_lead_after_a_session_ended_without_knowledge_of_its_broker() -> None:
+    """The broker is refused to all others, does not reach etcd, and serves clients until its deadline."""
+    world = World(3, faults_ms=8 * TTL_MS, only="clock jump", hand_over=True)
+    world._fault = lambda: None
+
+    def begin() -> None:
+        seen = world.brokers()[0].core.state.topics[TOPIC]
+        victim = seen.partitions[0].leader
+        mislead(world, victim)
+        world.driver.call_later(1.5 * TTL_MS, lambda: world.reach_etcd(victim, reach=True))
+        world.driver.call_later(1.5 * TTL_MS, world.network.open_all)
+
+    world.driver.call_later(3 * TTL_MS, begin)
+    world.run()
+    assert world.early_ends is not None
+    assert world.early_ends.living == 1
 
 
 @pytest.mark.parametrize(

@@ -261,12 +261,13 @@ class World:
         )
 
     def is_misled(self, node_id: int) -> bool:
-        """Did etcd end that broker's session before its time, without its knowledge? It cannot know better."""
+        """Did etcd end that broker's lease before its time, without its knowledge? It cannot know better. A session
+        that brokers end early is none: as long as its lease exists, no other broker acts in its place."""
         broker = self.network.brokers[node_id]
         if not self.holds(node_id):
             return False
-        entry = self.etcd._entries.get(broker.core.state.keys.session(node_id))
-        return entry is None or entry.create_revision != broker.cluster_member.broker_epoch()
+        session = broker.cluster_member.session
+        return session is None or session.lease not in self.etcd._leases
 
     # The history
 
@@ -324,6 +325,8 @@ class World:
             if self.simulation.now_ms >= end_ms:
                 raise Stalled(f"no {what} in {within_ms} ms: {'; '.join(workload_clients.reasons(self))}")
             self.simulation.run_for(100)
+            if self.early_ends is not None:
+                self.early_ends.check_leaders()
 
     def _make_topic(self) -> None:
         broker = self.brokers()[0]

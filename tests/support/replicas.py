@@ -215,6 +215,8 @@ class Node:
         )
         self.store = SlowStore(cluster.store.store_client(), self)
         self.session_until_s = float("inf")
+        self.ended_sessions: dict[int, int] = {}
+        """As `MetadataImage.ended_sessions`."""
         self.broker_epoch = cluster.register(node_id)
         random = SimulatedRandom(simulation)
         self.partitions: dict[tuple[bytes, int], Partition] = {}
@@ -248,6 +250,7 @@ class Node:
             isr_manager=self.isr_manager,
             broker_epoch=lambda: self.broker_epoch,
             is_session_valid=self.is_session_valid,
+            ended_sessions=self.ended_sessions,
         )
         quotas: Any = SimpleNamespace(active=None)
         partitions: Any = self  # it only finds

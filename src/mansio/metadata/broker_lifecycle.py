@@ -5,6 +5,10 @@ because two processes with the same node id must not both act as that broker. It
 whose log is lost. Then it writes its session key, with a lease, and its registration key. After a session has ended the
 broker registers a new one with a new epoch, unless the metadata image has failed.
 
+Another broker may end the session early, and the metadata image may be late: so the broker also reads its session key
+from time to time. Then it ends the lease, because the next leaders of its partitions wait for that
+(`metadata.hand_over`).
+
 Invariant: `session` is the session that this process has registered, or None; `Session.is_valid` decides whether the
 broker may act with it. Another component renews the lease of `session_to_renew`, and calls `end_session` if it expired.
 
@@ -40,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL_MS: Final = 250
 WARNING_INTERVAL_S: Final = 10.0
+CHECK_FRACTION: Final = 1 / 3
+"""Interval at which a broker reads its session key, as a fraction of the time of a lease."""
 
 
 class _OtherSession(NamedTuple):
@@ -171,8 +177,23 @@ class BrokerLifecycle:
         logger.info("broker_registered", extra=fields(node=self._node_id, epoch=epoch, ttl_s=self._ttl_s))
         for callback in self._callbacks:
             callback(session)
+        self._scheduler.spawn(self._check_key(session), name="check the session")
         await self._state.wait_for_revision(epoch, self._scheduler)
         return session
+
+    async def _check_key(self, session: Session) -> None:
+        """End a session whose key does not exist any more."""
+        key = self._state.keys.session(self._node_id)
+        while True:
+            await self._scheduler.sleep(CHECK_FRACTION * self._ttl_s * 1000)
+            if session is not self.session:
+                return
+            try:
+                entry = await self._store.get(key)
+            except MansioError:
+                continue
+            if entry is None or entry.create_revision != session.epoch:
+                self.end_session(session)
 
     def _check_other_session(self, s_max: float | None) -> None:
         other = self._other_session
@@ -268,10 +289,11 @@ class BrokerLifecycle:
         for callback in self._callbacks:
             callback(None)
         if not self._is_leaving:
-            self._scheduler.spawn(self._register_again(), name="register again")
+            self._scheduler.spawn(self._register_again(session), name="register again")
 
-    async def _register_again(self) -> None:
+    async def _register_again(self, lost: Session) -> None:
         """Register again after a lost session. Retries after any error until the broker is stopped."""
+        await self._revoke_lease(lost)
         while not self._is_leaving:
             try:
                 await self.register()

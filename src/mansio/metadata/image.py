@@ -105,6 +105,9 @@ class MetadataImage:
     broker_configs: dict[str, ConfigOverrides] = field(default_factory=dict)
     """Dynamic settings by node id in decimal digits; the empty name has those of all brokers."""
     registrations: dict[int, Registration] = field(default_factory=dict)
+    ended_sessions: dict[int, int] = field(default_factory=dict)
+    """Node ids of brokers whose session was ended early, and which may not know it before their lease ends; with the
+    revision at which the session was ended."""
     controller: ControllerState | None = None
     cluster_secret: ClusterSecret | None = field(default=None, repr=False)
     """Created by the first broker of a cluster; a single node has none."""
@@ -381,6 +384,7 @@ class MetadataImage:
         ]
         sessions = map(self.keys.session, self.brokers)
         registrations = map(self.keys.registration, self.registrations)
+        ended_sessions = map(self.keys.ended_session, self.ended_sessions)
         controller = [] if self.controller is None else [self.keys.controller]
         groups = map(self.keys.group_config, self.group_configs)
         brokers = map(self.keys.broker_config, self.broker_configs)
@@ -396,6 +400,7 @@ class MetadataImage:
             *partitions,
             *sessions,
             *registrations,
+            *ended_sessions,
             *controller,
             *secret,
             *self.quotas,
@@ -547,6 +552,10 @@ class MetadataImage:
             self.registrations.pop(node_id, None)
             if document is not None:
                 self.registrations[node_id] = Registration(document["state"], event.mod_revision)
+        elif kind == "ended":
+            self.ended_sessions.pop(node_id, None)
+            if document is not None:
+                self.ended_sessions[node_id] = event.mod_revision
         if before is not None and after is not None and before.epoch != after.epoch:
             self._broker_changes += [
                 BrokerChange(node_id, before, None),

@@ -225,6 +225,11 @@ class Keys:
         self.broker_configs = f"{self.prefix}brokerconfigs/"
         self.progress = f"{self.prefix}tick"
 
+    def ended_session(self, node_id: int) -> str:
+        """Key of {epoch, writer}, which exists after a session was ended early, until the lease of that session ends
+        (`metadata.hand_over`)."""
+        return f"{self.brokers}{node_id}/ended"
+
     def topic(self, name: str) -> str:
         return f"{self.topics}{name}"
 

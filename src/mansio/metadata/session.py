@@ -3,9 +3,11 @@
 `Session` is a lease with its broker epoch. `Liveness` shows the thread that renews the lease whether the event loop
 responds.
 
-Invariant: a valid session exists in the metadata store. Its deadline counts from the time at which the last successful
-renewal was *sent*, and is earlier than the end of the lease, so it passes before another broker can learn that the
-session has ended. An invalid session becomes valid again if its lease is renewed before it expires.
+Invariant: the lease of a valid session exists in the metadata store, and so does its key, unless the session was ended
+early (`metadata.hand_over`): then a key with the same lease lets the next leaders wait. The deadline counts from the
+time at which the last successful renewal was *sent*, and is earlier than the end of the lease, so it passes before
+another broker can learn that the lease has ended. An invalid session becomes valid again if its lease is renewed before
+it expires.
 
 Times are seconds of a monotonic clock that continues while the machine is suspended. One thread calls `record_renewal`
 and another one `is_valid`; no lock is needed, because a float is replaced atomically.

@@ -44,8 +44,9 @@ REMEDIES: Final = {
 }
 """`TlsFailed.wrong` -> what to change."""
 
-_NOT_FROM_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH})
-"""`OSError.errno` of a connect to an address of a family that this host does not have."""
+_NO_IPV6: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH})
+"""`OSError.errno` of a connect to an IPv6 address from a host without IPv6. Of IPv4, EADDRNOTAVAIL also tells that all
+ports are in use, and ENETUNREACH that a route is missing."""
 
 
 class BrokerDialler:
@@ -134,7 +135,7 @@ async def try_connect(host: str, port: int, *, timeout_ms: float) -> ConnectOutc
                 except ConnectionRefusedError:
                     refused = True
                 except OSError as error:
-                    if error.errno not in _NOT_FROM_HERE:
+                    if family != socket.AF_INET6 or error.errno not in _NO_IPV6:
                         return ConnectOutcome.UNKNOWN
                 else:
                     return ConnectOutcome.ACCEPTED

@@ -136,6 +136,7 @@ class ClusterMember:
             isr_manager=isr_manager,
             broker_epoch=self.broker_epoch,
             is_session_valid=self.is_session_valid,
+            ended_sessions=state.ended_sessions,
         )
         self.controller = Controller(
             store=store,
@@ -150,8 +151,8 @@ class ClusterMember:
 
         self._hand_over = HandOver(
             store=store,
-            leases=leases,
             state=state,
+            random=host_ports.random,
             links=links,
             peers=peers(RequestClass.HAND_OVER),
             scheduler=host_ports.scheduler,

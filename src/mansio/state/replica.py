@@ -70,6 +70,7 @@ class ReplicationProgress:
 
     __slots__ = (
         "_followers",
+        "_has_earlier_leader",
         "_is_session_valid",
         "_is_sole_member",
         "_local_end",
@@ -96,9 +97,11 @@ class ReplicationProgress:
         replicas: Iterable[int] = (),
         min_insync_replicas: int = 1,
         is_session_valid: Callable[[], bool] | None = None,
+        has_earlier_leader: Callable[[], bool] | None = None,
         now_ms: float = 0,
     ) -> None:
-        """`high_watermark`: highest value that this broker knew before. `durable_end`: flushed end offset of its own
+        """`has_earlier_leader` returns whether a broker may still act as an earlier leader; None: there is none.
+        `high_watermark`: highest value that this broker knew before. `durable_end`: flushed end offset of its own
         log, by default `high_watermark`. `epoch_start_offset`: end offset of its log when it became leader."""
         if leader not in in_sync:
             raise ValueError(f"leader {leader} is not in the in-sync set {sorted(in_sync)}")
@@ -110,6 +113,7 @@ class ReplicationProgress:
         self.pending_in_sync: frozenset[int] | None = None
         self.min_insync_replicas = min_insync_replicas
         self._is_session_valid = is_session_valid
+        self._has_earlier_leader = has_earlier_leader
         self._local_end = high_watermark if durable_end is None else durable_end
         self._followers = {node: ReplicaState(now_ms) for node in {*replicas, *in_sync} if node != leader}
         self._required_followers: tuple[ReplicaState, ...] = ()
@@ -187,6 +191,22 @@ class ReplicationProgress:
     def is_session_uncertain(self) -> bool:
         """Whether the broker's session may have expired, so that nothing may be committed."""
         return self._is_session_valid is not None and not self._is_session_valid()
+
+    @property
+    def has_earlier_leader(self) -> bool:
+        """Whether an earlier leader may not know that its session was ended early. It can commit nothing any more, but
+        it may answer from memory: lease records, and tell positions of groups."""
+        if self._has_earlier_leader is None:
+            return False
+        if self._has_earlier_leader():
+            return True
+        self._has_earlier_leader = None
+        return False
+
+    @property
+    def earlier_leader(self) -> Callable[[], bool] | None:
+        """What `has_earlier_leader` calls, for the next leader epoch of the same leader."""
+        return self._has_earlier_leader
 
     @property
     def is_high_watermark_known(self) -> bool:

@@ -181,7 +181,7 @@ DEFECTS = (
         190_003,
         "the controller key is left to a broker without a session",
         "metadata/hand_over/hand_over.py",
-        "if controller is not None and controller.node_id == suspicion.node_id:",
+        "if controller is not None and controller.node_id == node_id:",
         "if False:",
     ),
     rule(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import BrokerUnreachable, ConnectionLost
+from mansio.metadata.broker_lifecycle import CHECK_FRACTION
 from mansio.metadata.hand_over.hand_over import (
     CONFIRMATIONS_MAX,
     HANDED_OVER,
@@ -15,12 +16,13 @@ from mansio.metadata.hand_over.hand_over import (
     NOT_ENDED,
     HandOver,
 )
-from mansio.metadata.metadata_store import Delete
+from mansio.metadata.metadata_store import Delete, Put, decode, encode
 from mansio.ports import ConnectOutcome, LinkChange
 from mansio.wire import headers
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from support.brokers import TTL_S, Cluster
+from support.present import present
 from support.virtual_time import run_virtually
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Links:
         self._node_id = node_id
         self._callbacks: list[Callable[[int, LinkChange], None]] = []
         self.opened: set[int] = set()
+        self.pings = 0
 
     def on_link_change(self, callback: Callable[[int, LinkChange], None]) -> None:
         self._callbacks.append(callback)
@@ -67,7 +70,11 @@ class Links:
         if node_id not in self.opened:
             raise ConnectionLost(f"broker {node_id}")
         frame = memoryview(request)[4:]
-        body = frame[headers.read_request_header(frame).body_position :]
+        header = headers.read_request_header(frame)
+        if header.api_key == ApiKey.API_VERSIONS:
+            self.pings += 1
+            return b""
+        body = frame[header.body_position :]
         asked = messages.decode_request(ApiKey.CONFIRM_HAND_OVER, 0, body)
         assert (asked.node_id, asked.broker_epoch) == (self._node_id, self._wires.epoch(self._node_id))
         confirmed = await self._wires.hand_overs[node_id].confirm(asked.suspect_id, asked.suspect_epoch)
@@ -100,8 +107,8 @@ class Wires:
         links = self.links[member.node_id] = Links(self, member.node_id)
         hand_over = self.hand_overs[member.node_id] = HandOver(
             store=member.store_client,
-            leases=member.store_client,
             state=member.state,
+            random=member.random,
             links=links,
             peers=links,
             scheduler=member.scheduler,
@@ -210,13 +217,80 @@ def test_broker_whose_session_ended_early_while_it_runs_registers_again() -> Non
     run(check)
 
 
-def test_broker_that_hears_nothing_of_the_end_of_its_session_learns_it_from_its_lease() -> None:
+def test_broker_that_hears_nothing_of_the_end_of_its_session_learns_it_from_its_key() -> None:
+    """Also if the response of the transaction was lost."""
+
     async def check(wires: Wires) -> None:
         await wires.start(1, 2, 3)
         member = wires.cluster.brokers[3]
         member.store_client.watch_stalls = True
+        for node_id in (1, 2):
+            wires.cluster.brokers[node_id].store_client.lost_response_count = 1
         wires.refuse((1, 3), (2, 3))
-        await wires.cluster.until(lambda: member.membership.session is None, within_s=EARLY_S_MAX + TTL_S / 6)
+        await wires.cluster.until(
+            lambda: member.membership.session is None, within_s=EARLY_S_MAX + 2 * CHECK_FRACTION * TTL_S
+        )
+
+    run(check)
+
+
+def test_others_know_of_a_broker_that_may_believe_in_its_session_until_it_does_not_any_more() -> None:
+    """Until then, the next leaders lease no records and answer for no group."""
+
+    async def check(wires: Wires) -> None:
+        await wires.start(1, 2, 3)
+        member = wires.cluster.brokers[3]
+        seen = wires.cluster.brokers[1].state
+        member.store_client.watch_stalls = True
+        wires.refuse((1, 3), (2, 3))
+        await wires.cluster.until(lambda: not wires.session_exists(3), within_s=EARLY_S_MAX)
+        old = member.membership.session
+        while old is member.membership.session:
+            assert 3 in seen.ended_sessions
+            await wires.cluster.sleep(0.01)
+        member.store_client.watch_stalls = False
+        await wires.cluster.until(lambda: not seen.ended_sessions, within_s=1)
+
+    run(check)
+
+
+def test_a_killed_broker_is_known_as_ended_until_its_lease_ends() -> None:
+    async def check(wires: Wires) -> None:
+        await wires.start(1, 2, 3)
+        seen = wires.cluster.brokers[1].state
+        await wires.kill(3)
+        await wires.cluster.until(lambda: 3 in seen.ended_sessions, within_s=EARLY_S_MAX)
+        await wires.cluster.sleep(TTL_S / 2)
+        assert 3 in seen.ended_sessions
+        await wires.cluster.until(lambda: not seen.ended_sessions, within_s=TTL_S)
+
+    run(check)
+
+
+def test_no_session_ends_early_beside_a_broker_that_would_not_wait() -> None:
+    """Version 0.1 does not store leases, and its brokers would not wait as the next leaders."""
+
+    async def check(wires: Wires) -> None:
+        await wires.start(1, 2, 3, 4)
+        key = wires.any().state.keys.session(4)
+        entry = present(wires.cluster.store.get(key))
+        document = decode(key, entry.value)
+        lease = document.pop("lease")
+        wires.cluster.store.transact([], [Put(key, encode(document, "test"), lease)])
+        await wires.kill(3)
+        await wires.cluster.sleep(TTL_S / 2)
+        assert wires.session_exists(3)
+        assert wires.count(NOT_ENDED) >= 1
+
+    run(check)
+
+
+def test_connections_are_used_so_that_those_without_another_end_are_noticed() -> None:
+    async def check(wires: Wires) -> None:
+        await wires.start(1, 2)
+        before = wires.links[1].pings
+        await wires.cluster.sleep(2 * TTL_S)
+        assert before + 3 <= wires.links[1].pings <= before + 5
 
     run(check)
 

@@ -351,9 +351,12 @@ class Partition:
 
     @property
     def is_leadership_uncertain(self) -> bool:
-        """Whether this broker is the leader but its session may have expired, so that another broker may lead."""
+        """Whether this broker is the leader, but another one may act as the leader, too: because the session of this
+        broker may have expired, or because an earlier leader may not know that its own has ended."""
         replica = self.replica
-        return isinstance(replica, ReplicationProgress) and replica.is_session_uncertain
+        return isinstance(replica, ReplicationProgress) and (
+            replica.is_session_uncertain or replica.has_earlier_leader
+        )
 
     @property
     def failure(self) -> LogFailed | None:
@@ -867,8 +870,10 @@ class Partition:
         in_sync: Iterable[int],
         replicas: Iterable[int],
         is_session_valid: Callable[[], bool] | None = None,
+        has_earlier_leader: Callable[[], bool] | None = None,
     ) -> None:
-        """Lead the partition. While `is_session_valid` returns False, no batch is accepted or committed.
+        """Lead the partition. While `is_session_valid` returns False, no batch is accepted or committed; while
+        `has_earlier_leader` returns True, the leadership is uncertain.
 
         Raises `FencedLeaderEpoch` for an epoch that has ended, or that the log contained before this broker started,
         because offsets of lost records would be assigned again in the same epoch. Raises `LogFailed`.
@@ -896,6 +901,9 @@ class Partition:
             replicas=assigned,
             min_insync_replicas=min(self._settings.min_insync_replicas, len(assigned)),
             is_session_valid=is_session_valid,
+            has_earlier_leader=(
+                before.earlier_leader if isinstance(before, ReplicationProgress) else has_earlier_leader
+            ),
             now_ms=self.now_ms(),
         )
         self._change_role(replica, f"broker {self.broker_id} is the leader in the new epoch {leader_epoch}")

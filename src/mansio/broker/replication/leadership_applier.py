@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError
@@ -19,7 +20,7 @@ from mansio.logs import fields
 from mansio.state.replica import NO_LEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.replication.isr_manager import IsrManager
@@ -40,14 +41,16 @@ class LeadershipApplier:
         isr_manager: IsrManager,
         broker_epoch: Callable[[], int],
         is_session_valid: Callable[[], bool],
+        ended_sessions: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """`broker_epoch` returns the epoch of this broker's current session; `is_session_valid` whether that session
-        has certainly not expired."""
+        has certainly not expired. `ended_sessions`: see `MetadataImage`."""
         self._node_id = node_id
         self.fetcher_manager = fetcher_manager
         self.isr_manager = isr_manager
         self._broker_epoch = broker_epoch
         self._is_session_valid = is_session_valid
+        self._ended_sessions = ended_sessions
         self._leader_elected: Callable[[], None] = _ignore
 
     def on_leader_elected(self, listener: Callable[[], None]) -> None:
@@ -76,6 +79,7 @@ class LeadershipApplier:
                     in_sync=state.isr,
                     replicas=state.replicas,
                     is_session_valid=self._is_session_valid,
+                    has_earlier_leader=self._earlier_leader_check(),
                 )
                 if partition.replica is not before:
                     self._leader_elected()
@@ -92,6 +96,15 @@ class LeadershipApplier:
             if is_leader:
                 partition.become_follower(NO_LEADER, state.leader_epoch)
         self.fetcher_manager.become_follower(partition)
+
+    def _earlier_leader_check(self) -> Callable[[], bool] | None:
+        """Return a check whether a broker whose session was ended early may still act as an earlier leader; None if
+        there is no such broker."""
+        ended = self._ended_sessions
+        if not ended:
+            return None
+        earlier = tuple(ended.items())
+        return lambda: any(ended.get(node_id) == revision for node_id, revision in earlier)
 
     def remove(self, partition: Partition) -> None:
         """Stop replicating a partition and managing its in-sync set, because it will be closed."""

@@ -8,9 +8,13 @@ session until then.
 
 Invariants:
 * The transaction deletes exactly the accused session, with the controller key if the broker held it. It requires that
-  session, the controller key as this broker knows it, and the sessions of all witnesses, among them this broker.
-* A broker whose session was deleted while it is running learns it from its metadata image, as it does when the session
-  ends in another way, and registers again. If the image is late, the keep-alive learns it: the lease is revoked, too.
+  session, the registration and the controller key as this broker knows them, and the sessions of all witnesses, among
+  them this broker.
+* A broker whose session was deleted while it is running may believe in it until its deadline. It commits nothing, but
+  it could still lease records and answer for groups. So the transaction puts a key that lives as long as the lease of
+  that session (`Keys.ended_session`): while it exists, the next leaders of partitions lease nothing and answer for no
+  group (`Partition.is_leadership_uncertain`). A running broker ends its lease when it learns that its session has ended
+  (`BrokerLifecycle`).
 * A suspicion costs at most `REFUSED_CONNECTS` connects, `CONFIRMERS_MAX` requests and `ATTEMPTS_MAX` transactions.
 
 Model: Kafka has no such thing; a controlled shutdown deletes a session early, a killed broker is fenced after
@@ -20,12 +24,21 @@ broker.session.timeout.ms.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import MansioError, error_for_code
 from mansio.logs import fields
 from mansio.metadata.hand_over.suspicions import REFUSED_CONNECTS, Suspicion, Suspicions
-from mansio.metadata.metadata_store import Compare, Delete, decode, transact_with_retries
+from mansio.metadata.metadata_store import (
+    AmbiguousOutcome,
+    Compare,
+    Delete,
+    Put,
+    decode,
+    encode,
+    new_writer_id,
+)
 from mansio.metadata.model import BROKER_ACTIVE
 from mansio.ports import ConnectOutcome, complete
 from mansio.wire.api_versions import ApiKey
@@ -36,10 +49,10 @@ if TYPE_CHECKING:
 
     from mansio.metadata.hand_over.suspicions import Accusation
     from mansio.metadata.image import MetadataImage
-    from mansio.metadata.metadata_store import Leases, MetadataStore
+    from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import BrokerChange
     from mansio.metadata.session import Session
-    from mansio.ports import Clock, LinkChange, PeerLinks, Peers, Promise, Scheduler, Timer
+    from mansio.ports import Clock, LinkChange, PeerLinks, Peers, Promise, Random, Scheduler, Timer
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +69,9 @@ CONFIRMATIONS_MAX: Final = 16
 ATTEMPTS_MAX: Final = 3
 LINK_RETRY_MS: Final = 1000
 LINK_TIMEOUT_MS: Final = 5000
+PING_FRACTION: Final = 0.5
+"""Interval of the requests that keep connections open, as a fraction of the time of a lease. A connection without a
+response is closed: its other end may be gone without a trace, after a loss of power."""
 CLIENT_ID: Final = "mansio-hand-over"
 
 HANDED_OVER: Final = "handed_over"
@@ -77,8 +93,8 @@ class HandOver:
         self,
         *,
         store: MetadataStore,
-        leases: Leases,
         state: MetadataImage,
+        random: Random,
         links: PeerLinks,
         peers: Peers,
         scheduler: Scheduler,
@@ -90,8 +106,8 @@ class HandOver:
         """`peers`: those of `RequestClass.HAND_OVER`. `session` returns the current session of this broker. `ttl_s` is
         the duration of a lease in seconds."""
         self._store = store
-        self._leases = leases
         self._state = state
+        self._random = random
         self._links = links
         self._peers = peers
         self._scheduler = scheduler
@@ -99,6 +115,7 @@ class HandOver:
         self._node_id = node_id
         self._session = session
         self._suspicions = Suspicions(node_id, ttl_s)
+        self._ping_ms = PING_FRACTION * ttl_s * 1000
         self._opening: set[int] = set()
         self._examined: set[Suspicion] = set()
         self._confirmations = 0
@@ -143,6 +160,7 @@ class HandOver:
 
     async def _keep_links(self) -> None:
         """Keep a connection to each broker that has a session. Without one, there would be no sign of its death."""
+        ping_due_s = 0.0
         while True:
             missing = [
                 node_id
@@ -154,26 +172,35 @@ class HandOver:
                     if node_id not in self._opening:
                         self._opening.add(node_id)
                         self._scheduler.spawn(self._open_link(node_id), name="open a connection to a broker")
-            await self._pause(LINK_RETRY_MS if missing else None)
+            if (now_s := self._clock.monotonic()) >= ping_due_s:
+                ping_due_s = now_s + self._ping_ms / 1000
+                for node_id in self._state.brokers:
+                    if node_id != self._node_id and node_id not in missing:
+                        self._scheduler.spawn(self._ping(node_id), name="ping a broker")
+            await self._pause(LINK_RETRY_MS if missing else self._ping_ms)
 
     async def _open_link(self, node_id: int) -> None:
         try:
-            await self._links.open(node_id, timeout_ms=LINK_TIMEOUT_MS)
-        except MansioError:  # it is tried again
-            pass
+            with suppress(MansioError):  # it is tried again
+                await self._links.open(node_id, timeout_ms=LINK_TIMEOUT_MS)
         finally:
             self._opening.discard(node_id)
 
-    async def _pause(self, wait_ms: float | None) -> None:
+    async def _ping(self, node_id: int) -> None:
+        """Send a request; if there is no response, its connection closes."""
+        request = messages.encode_request(ApiKey.API_VERSIONS, 0, 0, CLIENT_ID, {})
+        with suppress(MansioError):
+            await self._peers.send(node_id, request, timeout_ms=LINK_TIMEOUT_MS)
+
+    async def _pause(self, wait_ms: float) -> None:
         """Wait until a broker or a connection changes, at most `wait_ms`."""
         self._waiting = self._scheduler.promise()
-        timer = None if wait_ms is None else self._scheduler.call_later(wait_ms, self._wake)
+        timer = self._scheduler.call_later(wait_ms, self._wake)
         try:
             await self._waiting
         finally:
             self._waiting = None
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _wake(self) -> None:
         if self._waiting is not None:
@@ -182,7 +209,11 @@ class HandOver:
     def _handle_link_change(self, node_id: int, change: LinkChange) -> None:
         suspicion = self._suspicions.record_link(node_id, change, self._clock.monotonic())
         self._wake()
-        if suspicion is not None and suspicion not in self._examined and self._has_session():
+        if suspicion is not None:
+            self._begin_examination(suspicion)
+
+    def _begin_examination(self, suspicion: Suspicion) -> None:
+        if suspicion not in self._examined and self._has_session():
             self._examined.add(suspicion)
             self._scheduler.spawn(self._examine(suspicion), name="examine a broker")
 
@@ -205,6 +236,8 @@ class HandOver:
             self._report(NOT_ENDED, suspicion, reason=error.message)
         finally:
             self._examined.discard(suspicion)
+            if self._suspicions.wants_connect(suspicion):  # the connections were lost again meanwhile
+                self._begin_examination(suspicion)
 
     async def _try_connect(self, suspicion: Suspicion) -> ConnectOutcome:
         if not self._has_session():
@@ -213,7 +246,7 @@ class HandOver:
 
     async def _is_confirmed(self, suspicion: Suspicion, confirmer: int) -> bool:
         session = self._session()
-        if session is None:
+        if session is None or not self._has_session():
             return False
         asked = {
             "node_id": self._node_id,
@@ -234,42 +267,53 @@ class HandOver:
         return bool(response.confirmed)
 
     async def _end_session(self, suspicion: Suspicion, confirmer: int) -> None:
-        entry = await self._store.get(self._state.keys.session(suspicion.node_id))
-        lease = None if entry is None else decode(entry.key, entry.value).get("lease")
+        keys = self._state.keys
+        listing = await self._store.list(keys.brokers)
+        documents = {entry.key: decode(entry.key, entry.value) for entry in listing.entries}
+        sessions = [document for key, document in documents.items() if key.endswith("/session")]
+        if not all("lease" in document for document in sessions):
+            # As leaders, they would not wait for the end of that lease.
+            self._report(NOT_ENDED, suspicion, reason="a broker of version 0.1 is running")
+            return
+        lease = documents.get(keys.session(suspicion.node_id), {}).get("lease")
         for _ in range(ATTEMPTS_MAX):
             accusation = self._suspicions.accusation(suspicion, confirmer, self._clock.monotonic())
-            if accusation is None or not self._has_session():
+            if accusation is None or lease is None or not self._has_session():
                 break
-            compares, operations = self._transaction(accusation)
+            compares, operations = self._transaction(accusation, lease)
             if len(compares) > self._store.operations_max:
                 break
-            done = await transact_with_retries(self._store, compares, operations)
+            try:
+                done = await self._store.transact(compares, operations)
+            except AmbiguousOutcome:  # what was seen of the broker is looked at again
+                continue
             if done.succeeded:
-                self._report(HANDED_OVER, suspicion, confirmed_by=confirmer, controller=len(operations) > 1)
-                if lease is not None:  # version 0.1 does not store it
-                    await self._revoke(lease)
+                self._report(HANDED_OVER, suspicion, confirmed_by=confirmer, controller=len(operations) > 2)
                 return
             await self._state.wait_for_revision(done.revision, self._scheduler)
         self._report(NOT_ENDED, suspicion, reason="the metadata have changed")
 
-    async def _revoke(self, lease: int) -> None:
-        """End the lease of a session that this broker has ended: it has no keys any more."""
-        try:
-            await self._leases.revoke(lease)
-        except MansioError as error:
-            logger.info("session_lease_not_revoked", extra=fields(reason=error.message))
-
-    def _transaction(self, accusation: Accusation) -> tuple[list[Compare], list[Delete]]:
+    def _transaction(self, accusation: Accusation, lease: int) -> tuple[list[Compare], list[Put | Delete]]:
         keys, controller, suspicion = self._state.keys, self._state.controller, accusation.suspicion
+        node_id = suspicion.node_id
+        registration = self._state.registrations.get(node_id)
         compares = [
-            Compare(keys.session(suspicion.node_id), create_revision=suspicion.epoch),
+            Compare(keys.session(node_id), create_revision=suspicion.epoch),
+            Compare(
+                keys.registration(node_id),
+                mod_revision=0 if registration is None else registration.mod_revision,
+            ),
             Compare(keys.controller, create_revision=0 if controller is None else controller.epoch),
         ]
         compares += [
-            Compare(keys.session(node_id), create_revision=epoch) for node_id, epoch in accusation.witnesses
+            Compare(keys.session(witness), create_revision=epoch) for witness, epoch in accusation.witnesses
         ]
-        operations = [Delete(keys.session(suspicion.node_id))]
-        if controller is not None and controller.node_id == suspicion.node_id:
+        ended = encode({"epoch": suspicion.epoch}, new_writer_id(self._random))
+        operations: list[Put | Delete] = [
+            Delete(keys.session(node_id)),
+            Put(keys.ended_session(node_id), ended, lease),
+        ]
+        if controller is not None and controller.node_id == node_id:
             operations.append(Delete(keys.controller))
         return compares, operations
 

@@ -115,7 +115,7 @@ class Suspicions:
             links.ending_since = None
             self._refused = {one: count for one, count in self._refused.items() if one.node_id != node_id}
             return None
-        links.open_count -= 1
+        links.open_count = max(0, links.open_count - 1)
         if change is LinkChange.CLOSED or not links.lose(now):
             return None
         suspicion = Suspicion(node_id, self._sessions.get(node_id, (0, 0))[0])
