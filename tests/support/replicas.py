@@ -24,6 +24,7 @@ from mansio.broker.routing.caller import ANONYMOUS_SESSION
 from mansio.broker.services.authorization import Authorization
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.fetch import FetchService
+from mansio.broker.services.follower_reads import FollowerReads
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.statistics import Statistics
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.broker.partition.partition import Partition
+    from mansio.metadata.image import MetadataImage
     from mansio.storage.log import Log
 
 RULES = AppendRules(1 << 20, TimestampType.CREATE, 1 << 62, 1 << 62)
@@ -184,6 +186,32 @@ class SlowStore:
         return done
 
 
+def rack_of(node_id: int) -> str:
+    """Each broker has a rack of its own."""
+    return f"rack {node_id}"
+
+
+class StoredState:
+    """What is in the store, as a broker's image that is never late."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def brokers(self) -> dict[int, BrokerState]:
+        epochs = self._cluster.epochs.items()
+        return {node_id: BrokerState(node_id, "", 0, rack_of(node_id), epoch) for node_id, epoch in epochs}
+
+    @property
+    def topics(self) -> StoredState:
+        return self
+
+    def get(self, topic: str) -> Any:
+        del topic
+        states = [self._cluster.state(index) for index in range(self._cluster.partition_count)]
+        return SimpleNamespace(partitions=states)
+
+
 class Node:
     """One broker. `disk` survives its crash as far as a disk does."""
 
@@ -275,6 +303,12 @@ class Node:
                 response_bytes_max=50 << 20,
                 wait_ms_max=500,
                 authenticator=authenticator,
+                follower_reads=FollowerReads(
+                    cast("MetadataImage", StoredState(cluster)),
+                    node_id,
+                    rack_of(node_id),
+                    self.is_session_valid,
+                ),
             ),
             authenticator=authenticator,
             authorization=Authorization(None),

@@ -337,6 +337,7 @@ class Client:
         revoke_timeout_ms: float = 3_000,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_out_of_range: Literal["earliest", "latest", "error"] = "earliest",
+        rack: str = "",
         on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error",
         on_assigned: RebalanceCallback | None = None,
         on_revoked: RebalanceCallback | None = None,
@@ -376,6 +377,8 @@ class Client:
         joins it again at the next request for messages (Kafka's `max.poll.interval.ms`).
         `on_out_of_range`: where to continue if the position is below or above the log, because records were deleted or
         truncated: "earliest", "latest", or "error", which raises `OffsetOutOfRange`.
+        `rack`: that of the consumer (Kafka's `client.rack`). Where brokers have `replica_selector=rack`, partitions are
+        read from an in-sync replica in this rack, if there is one (KIP-392).
         `on_unreadable`: what to do with a stored batch that cannot be read, because its content is invalid or larger
         than `batch_bytes_max`. The readable records before it are returned in any case. "error": raise
         `UnreadableRecords`, which has the partition, the offsets and the reason, once; the next request for messages
@@ -401,6 +404,7 @@ class Client:
             revoke_timeout_ms=revoke_timeout_ms,
             isolation=isolation,
             on_out_of_range=on_out_of_range,
+            rack=rack,
             on_unreadable=on_unreadable,
             on_assigned=on_assigned,
             on_revoked=on_revoked,

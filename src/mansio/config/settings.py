@@ -774,6 +774,12 @@ class Settings:
         minimum=SECOND_MS,
         is_kafka_setting=True,
     )
+    replica_selector: str = _setting(
+        "leader",
+        "From which replica clients read: the leader, or, if a client sends its rack (client.rack), an in-sync replica "
+        "in this rack. Kafka has replica.selector.class for it.",
+        choices=("leader", "rack"),
+    )
     replica_fetch_wait_max_ms: int = _ms(
         500,
         "Maximum wait for data in one fetch of a follower.",

@@ -480,6 +480,7 @@ class BrokerRuntime:
             response_bytes_max=settings.fetch_max_bytes,
             wait_ms_max=settings.fetch_wait_ms_max,
             authenticator=authenticator,
+            follower_reads=None if cluster_member is None else cluster_member.follower_reads(),
         )
         share_service = ShareService(
             share_partition_manager=self.shares,

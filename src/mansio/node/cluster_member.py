@@ -27,6 +27,7 @@ from mansio.broker.replication.log_repairer import LogRepairer, RepairCounts
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.replication.replica_manager import ReplicaManager
 from mansio.broker.services.cluster import ClusterServices
+from mansio.broker.services.follower_reads import FollowerReads
 from mansio.errors import ConfigError, CorruptLog, Unavailable
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
@@ -180,6 +181,13 @@ class ClusterMember:
             repair_counts=self._repair_counts,
             hand_over=self._hand_over,
         )
+
+    def follower_reads(self) -> FollowerReads | None:
+        """Return what serves clients from followers; None if the settings have them read from leaders."""
+        settings = self._settings
+        if settings.replica_selector != "rack":
+            return None
+        return FollowerReads(self._state, settings.node_id, settings.broker_rack, self.is_session_valid)
 
     def _repair_counts(self) -> RepairCounts:
         return RepairCounts() if self._log_repairer is None else self._log_repairer.counts

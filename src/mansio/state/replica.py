@@ -42,6 +42,7 @@ class ReplicaState:
         "durable_start",
         "last_fetch_ms",
         "leader_end",
+        "reported_high_watermark",
         "reported_start_offset",
     )
 
@@ -59,6 +60,8 @@ class ReplicaState:
         """Flushed log start offset of the follower as of its last fetch."""
         self.reported_start_offset = UNKNOWN
         """Log start offset of the leader in the last response to the follower."""
+        self.reported_high_watermark = UNKNOWN
+        """High watermark that the follower has, or is being sent."""
 
 
 class ReplicationProgress:
@@ -76,6 +79,7 @@ class ReplicationProgress:
         "_local_end",
         "_required_followers",
         "epoch_start_offset",
+        "has_follower_readers",
         "high_watermark",
         "in_sync",
         "leader",
@@ -119,6 +123,8 @@ class ReplicationProgress:
         self._required_followers: tuple[ReplicaState, ...] = ()
         self.waits_for_followers = False
         """Whether the high watermark depends on any follower."""
+        self.has_follower_readers = False
+        """Whether clients read from followers in this leader epoch, so that these are sent each new high watermark."""
         self._is_sole_member = False
         self._update_required_followers()
         self.advance()
@@ -292,6 +298,7 @@ class FollowerReplica:
 
     __slots__ = ("_leader_high_watermark", "_local_end", "high_watermark", "leader", "leader_epoch")
     waits_for_followers: Final = False
+    has_follower_readers: Final = False
 
     def __init__(self, leader: int, leader_epoch: int, high_watermark: int, durable_end: int) -> None:
         """`leader`: node id of the leader, -1 if unknown. `durable_end`: flushed end offset of this replica."""

@@ -38,6 +38,7 @@ class Request(NamedTuple):
     min_bytes: int = 1
     max_bytes: int = 1 << 20
     isolation_level: int = 0
+    rack_id: str = ""
     is_repair_read: bool = False
 
 

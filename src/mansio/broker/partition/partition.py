@@ -465,16 +465,17 @@ class Partition:
         if isinstance(replica, ReplicationProgress) and not replica.is_high_watermark_known:
             raise OffsetNotAvailable(f"{self.name}: the new leader does not know the high watermark yet")
 
-    def check_leader_epoch(self, epoch: int) -> None:
+    def check_leader_epoch(self, epoch: int, *, may_follow: bool = False) -> None:
         """Check the leader epoch of a client's request, -1 if the client knows none (KIP-320).
 
-        Raises `FencedLeaderEpoch` for a lower epoch, `UnknownLeaderEpoch` for a higher one, `NotLeaderOrFollower`."""
+        Raises `FencedLeaderEpoch` for a lower epoch, `UnknownLeaderEpoch` for a higher one, and `NotLeaderOrFollower`
+        on a follower, unless with `may_follow`."""
         current = self.replica.leader_epoch
         if epoch not in (-1, current):
             if epoch < current:
                 raise FencedLeaderEpoch(f"{self.name}: leader epoch {epoch} is older than {current}")
             raise UnknownLeaderEpoch(f"{self.name}: leader epoch {epoch} is newer than {current}")
-        if not self.is_leader:
+        if not (self.is_leader or may_follow):
             raise self._not_leader_error()
 
     # Append
@@ -748,6 +749,8 @@ class Partition:
         producers = self.producers
         has_open = producers is not None and producers.transactions.open
         self.waits.on_committed(high_watermark, self.last_stable_offset if has_open else high_watermark)
+        if self.replica.has_follower_readers:
+            self.waits.wake_followers()
 
     def _on_log_failed(self, error: StorageError) -> None:
         failed = self.failure or error
@@ -821,10 +824,10 @@ class Partition:
     def park(self, wake: Callable[[], None], isolation_level: int = READ_UNCOMMITTED) -> None:
         """Call `wake` whenever more records may be readable for this isolation level, until `waits.unpark(wake)`.
 
-        If the log has uncommitted records, starts their flush, because a reader waits for them.
+        If the log of a leader has uncommitted records, starts their flush, because a reader waits for them.
         """
         self.waits.park(wake, isolation_level)
-        if self.log.end_offset > self.replica.high_watermark:
+        if self.log.end_offset > self.replica.high_watermark and self.is_leader:
             self.group_commit.request_flush(self.log, urgent=True)
 
     def report_damage(self, offset: int, error: MansioError) -> None:
@@ -1064,17 +1067,20 @@ class Partition:
             ):
                 self._isr_listener(self, node_id)
         follower = replica.followers()[node_id]
-        is_start_new = follower.reported_start_offset < log.start_offset
+        is_urgent = follower.reported_start_offset < log.start_offset or (
+            replica.has_follower_readers and follower.reported_high_watermark < replica.high_watermark
+        )
         follower.reported_start_offset = log.start_offset
+        follower.reported_high_watermark = replica.high_watermark
         if max_bytes <= 0 or offset == log.end_offset:
-            return FollowerReadResult(urgent=is_start_new)
+            return FollowerReadResult(urgent=is_urgent)
         try:
             found = log.read(offset, max_bytes, log.end_offset)
         except StorageError as error:
             self.report_damage(offset, error)
             raise
         records = found or self._empty_batch(offset)
-        return FollowerReadResult(records, urgent=is_start_new)
+        return FollowerReadResult(records, urgent=is_urgent)
 
     def read_for_repair(self, leader_epoch: int, offset: int, max_bytes: int) -> LogSlice | None:
         """Return batches from `offset` on for a replica in whose log they are damaged; this broker may have any role.

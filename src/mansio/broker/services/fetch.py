@@ -3,7 +3,7 @@
 A fetch that finds less than `min_bytes` is parked: it is repeated when one of its partitions gets more readable
 records, and completed with the records that it then finds after `max_wait_ms`. A follower's fetch (in a cluster) reads
 to the end of the log, and its offset reports what the follower has flushed. While it is parked, appends wake it; a
-consumer's fetch is woken by commits.
+consumer's fetch is woken by commits. A consumer may read from a follower in its rack (`FollowerReads`).
 
 Invariants:
 * A client gets only records below the readable end of the partition: the high watermark or last stable offset.
@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalescer
+from mansio.broker.services.follower_reads import READ_HERE
 from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
 from mansio.state.authorization.acls import Operation
 from mansio.tracebacks import without_traceback
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.authorization import Grants
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
+    from mansio.broker.services.follower_reads import FollowerReads
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.ports import Scheduler, Timer
@@ -82,6 +84,8 @@ class FetchRequest(Protocol):
     @property
     def isolation_level(self) -> int: ...
     @property
+    def rack_id(self) -> str: ...
+    @property
     def is_repair_read(self) -> bool: ...
     @property
     def topics(self) -> Sequence[tuple[str | None, bytes | None, Sequence[PartitionFetch]]]: ...
@@ -90,7 +94,8 @@ class FetchRequest(Protocol):
 class PartitionData(NamedTuple):
     """Result of a fetch for one partition. `records` has `size_bytes` bytes. `diverging`: (leader epoch, end offset)
     from which the follower's log diverges from this one (KIP-595), None if it does not. `aborted`: (producer id, first
-    offset) of the aborted transactions with records in `records`, for a reader of committed records."""
+    offset) of the aborted transactions with records in `records`, for a reader of committed records.
+    `preferred_replica`: node id of the follower from which the client has to read instead, -1 if there is none."""
 
     partition: int
     error: MansioError | None = None
@@ -101,15 +106,16 @@ class PartitionData(NamedTuple):
     records: LogSlice | bytes | None = None
     diverging: tuple[int, int] | None = None
     aborted: Sequence[tuple[int, int]] | None = None
+    preferred_replica: int = READ_HERE
 
 
 class FetchResult(NamedTuple):
     """Result of reading all partitions of a fetch once.
 
-    `is_urgent`: the result must be returned now, because it contains an error, or a log start offset or divergence
-    that the follower does not know yet. `error`: rejects the whole fetch. `group_commit`: flushes the logs of the
-    returned batches, for a follower. `is_pending`: records exist that can be returned only after they are verified or
-    repaired.
+    `is_urgent`: the result must be returned now, because it contains an error, a preferred replica, or what the
+    follower does not know yet: a log start offset, a divergence, or a high watermark that its readers wait for.
+    `error`: rejects the whole fetch. `group_commit`: flushes the logs of the returned batches, for a follower.
+    `is_pending`: records exist that can be returned only after they are verified or repaired.
     """
 
     topics: list[TopicData]
@@ -161,6 +167,7 @@ class FetchService:
         "_authenticator",
         "_coalescer",
         "_follower_notification_scheduled",
+        "_follower_reads",
         "_partitions",
         "_produce",
         "_quotas",
@@ -181,7 +188,9 @@ class FetchService:
         response_bytes_max: int,
         wait_ms_max: int,
         authenticator: BrokerAuthenticator,
+        follower_reads: FollowerReads | None = None,
     ) -> None:
+        """`follower_reads`: None if clients read from leaders only."""
         self._partitions = partitions
         self._produce = produce
         self._quotas = quotas
@@ -191,6 +200,7 @@ class FetchService:
         self._coalescer = FetchCoalescer(produce.pending)
         self._follower_notification_scheduled = False
         self._authenticator = authenticator
+        self._follower_reads = follower_reads
         self.counters = FetchCounters()
         self.parked: dict[ParkedFetch, None] = {}
 
@@ -280,9 +290,10 @@ class FetchService:
         if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(user, client_id)) is not None:
             remaining = min(remaining, burst_bytes)
         total = 0
-        has_error = is_pending = False
+        is_urgent = is_pending = False
         isolation_level = request.isolation_level
         find = self._partitions.find
+        follower_reads = self._follower_reads if request.rack_id else None
         readable = None
         if grants is not None:
             if grants.revision != grants.rules.revision:
@@ -296,13 +307,22 @@ class FetchService:
                 and (topic_id if name is None else name) not in readable
                 and (refused := self._refusal(grants, name, topic_id)) is not None
             ):
-                has_error = True
+                is_urgent = True
                 topics.append((name, topic_id, [PartitionData(want.index, refused) for want in wanted]))
                 continue
             for want in wanted:
                 try:
                     partition = find(name, topic_id, want.index)
-                    partition.check_leader_epoch(want.current_leader_epoch)
+                    if follower_reads is None:
+                        partition.check_leader_epoch(want.current_leader_epoch)
+                    else:
+                        preferred = follower_reads.check(
+                            partition, request.rack_id, want.current_leader_epoch, want.fetch_offset
+                        )
+                        if preferred != READ_HERE:
+                            is_urgent = True
+                            results.append(_redirection(partition, preferred, isolation_level))
+                            continue
                     records = None
                     if remaining > 0:
                         records = partition.read(
@@ -311,7 +331,7 @@ class FetchService:
                 except VerificationPending:  # the end of the verification wakes the parked fetch
                     records, is_pending = None, True
                 except MansioError as error:
-                    has_error = True
+                    is_urgent = True
                     results.append(PartitionData(want.index, without_traceback(error)))
                     continue
                 size = 0 if records is None else records.length
@@ -336,7 +356,7 @@ class FetchService:
                 total += size
                 remaining -= size
             topics.append((name, topic_id, results))
-        return FetchResult(topics, total, has_error, is_pending=is_pending and not total)
+        return FetchResult(topics, total, is_urgent, is_pending=is_pending and not total)
 
     def _refusal(
         self, grants: Grants | None, topic: str | None, topic_id: bytes | None
@@ -563,6 +583,18 @@ def _aborted(partition: Partition, from_offset: int, end_offset: int) -> list[tu
         return None
     found = producers.aborted_between(from_offset, end_offset)
     return [(one.producer_id, one.first_offset) for one in found] or None
+
+
+def _redirection(partition: Partition, preferred_replica: int, isolation_level: int) -> PartitionData:
+    """Return the result of a partition that the client has to read from a follower."""
+    return PartitionData(
+        partition.index,
+        None,
+        partition.replica.high_watermark,
+        partition.readable_end(isolation_level),
+        partition.log.start_offset,
+        preferred_replica=preferred_replica,
+    )
 
 
 def _replica_error(partition: Partition | None, index: int, error: MansioError) -> PartitionData:

@@ -93,6 +93,7 @@ class ConsumerOptions:
     revoke_timeout_ms: float = 3_000
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
+    rack: str = ""
     on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error"
     on_assigned: RebalanceCallback | None = None
     on_revoked: RebalanceCallback | None = None
@@ -130,6 +131,7 @@ class ConsumerOptions:
             prefetch_bytes_max=self.prefetch_bytes_max,
             isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
             on_out_of_range=self.on_out_of_range,
+            rack=self.rack,
             unknown_topic_ms_max=None if is_member else self.unknown_topic_ms_max,
         )
 

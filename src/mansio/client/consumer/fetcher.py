@@ -67,6 +67,8 @@ class FetchOptions:
     prefetch_bytes_max: int = 32 << 20
     isolation_level: int = READ_COMMITTED
     on_out_of_range: str = "earliest"
+    rack: str = ""
+    """Rack of the consumer; empty: it reads from leaders only (KIP-392)."""
     unknown_topic_ms_max: float | None = 30_000
     """How long a partition may be unknown to the cluster before the consumer gets an error; None: without limit."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -87,6 +89,8 @@ class PartitionState:
         "is_paused",
         "is_revoking",
         "partition",
+        "read_replica",
+        "read_replica_until",
         "stop_offset",
         "unknown_since",
     )
@@ -109,6 +113,9 @@ class PartitionState:
         self.failure_count = 0
         self.blocked_until = 0.0
         self.unknown_since: float | None = None
+        self.read_replica: int | None = None
+        """Node id of the follower that the leader has named to read from; None: the leader is asked."""
+        self.read_replica_until = 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -136,6 +143,7 @@ class FetchLimits(NamedTuple):
     request_bytes: int
     partition_bytes: int
     isolation_level: int
+    rack: str
 
 
 class FetchRequest:
@@ -186,6 +194,7 @@ class FetchRequest:
             min_bytes=limits.bytes_min,
             max_bytes=limits.request_bytes,
             isolation_level=limits.isolation_level,
+            rack_id=limits.rack,
         )
 
     def read(self, frame: bytes) -> Iterator[tuple[PartitionState, int, fetch.FetchedPartition]]:
@@ -329,7 +338,7 @@ class Fetcher:
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Send a request to every broker that has no request in flight and leads a partition with buffer space."""
+        """Send a request to every broker that has no request in flight and serves a partition with buffer space."""
         self._is_dispatch_scheduled = False
         if self._is_closed:
             return
@@ -349,7 +358,10 @@ class Fetcher:
             if state.blocked_until > now:
                 self._earliest_timer.set(state.blocked_until)
                 continue
-            node = self._leader_cache.find(*state.partition, now)
+            node = state.read_replica
+            if node is None or now >= state.read_replica_until:
+                state.read_replica = None
+                node = self._leader_cache.find(*state.partition, now)
             if node is None:
                 self._leader_cache.look_up(*state.partition, partial(self._handle_error, state))
                 continue
@@ -405,6 +417,7 @@ class Fetcher:
             options.request_bytes_max,
             options.partition_bytes_max,
             options.isolation_level,
+            options.rack,
         )
         reply = self._tasks.create_reply(partial(self._on_response, request))
         try:
@@ -455,6 +468,10 @@ class Fetcher:
             error = topic_error_for_code(result.error_code, state.partition.topic, "READ")
             self._handle_error(state, error)
             return 0
+        if result.preferred_read_replica >= 0:
+            state.read_replica = result.preferred_read_replica
+            state.read_replica_until = self._loop.time() + self._cluster.metadata_age_ms_max / 1000
+            return 0
         state.failure_count = 0
         state.unknown_since = None
         state.high_watermark = result.high_watermark
@@ -479,10 +496,11 @@ class Fetcher:
     def _handle_error(self, state: PartitionState, error: MansioError) -> None:
         if not state.is_active:
             return
-        if isinstance(error, OffsetOutOfRange):
+        now = self._loop.time()
+        is_by_follower, state.read_replica = state.read_replica is not None, None
+        if isinstance(error, OffsetOutOfRange) and not is_by_follower:
             self._handle_offset_out_of_range(state, error)
             return
-        now = self._loop.time()
         if isinstance(error, CorruptMessage):
             topic, index = state.partition
             error = CorruptMessage(
@@ -492,7 +510,7 @@ class Fetcher:
             state.unknown_since = state.unknown_since or now
             if self._is_deleted(state, now):
                 self.report_error(error)
-        elif not error.retriable:
+        elif not error.retriable and not is_by_follower:  # the leader decides
             self.report_error(error)
         self._cluster.mark_stale((state.partition.topic,))
         state.failure_count += 1

@@ -7,7 +7,8 @@ Behavior
 
 Version notes
 * 4: first with record batches v2 and isolation level. 7: sessions (KIP-227: none are kept; session id 0 makes the
-  client send full requests). 9: fencing by leader epoch (KIP-320). 12: flexible, diverging epochs (KIP-595). 13: topics
+  client send full requests). 9: fencing by leader epoch (KIP-320). 11: rack and preferred read replica (KIP-392). 12:
+  flexible, diverging epochs (KIP-595). 13: topics
   by id (KIP-516). 15: a follower's broker epoch (KIP-903).
 """
 
@@ -161,7 +162,7 @@ def _topics(
                     last_stable_offset,
                     log_start_offset,
                     aborted,
-                    -1,
+                    preferred_replica,
                     size_bytes,
                     records,
                     diverging,
@@ -176,6 +177,7 @@ def _topics(
                     records,
                     diverging,
                     aborted,
+                    preferred_replica,
                 ) in partitions
             ],
         )
