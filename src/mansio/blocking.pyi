@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -326,6 +326,18 @@ class ClusterAdmin:
     def health(self, *, timeout_ms: float = 5000) -> list[BrokerHealth]:
         """The health of each broker that the cluster reports as live, sorted by node id. Each broker is asked itself,
         for at most `timeout_ms`; one that does not answer, or has no health because it is older, has an `error`."""
+        ...
+
+    def features(self, *, timeout_ms: float = 5000) -> ClusterFeatures:
+        """The feature level of the cluster, and the levels that each broker supports which the cluster reports as live
+        (KIP-584). Each broker is asked itself, for at most `timeout_ms`; one that does not answer has an `error`, and
+        one that announces no feature level supports the first."""
+        ...
+
+    def raise_feature_level(self, level: int, *, dry_run: bool = False, timeout_ms: int = 30000) -> None:
+        """Raise the feature level of the cluster, after all brokers were upgraded (KIP-584): brokers of versions that
+        do not support it cannot be started any more. With `dry_run` nothing is changed. No effect if the cluster has
+        the level. Raises `InvalidUpdateVersion` if a registered broker does not support it, or it is lower."""
         ...
 
     def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:

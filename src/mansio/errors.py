@@ -70,6 +70,13 @@ class UnsupportedVersion(RequestError):
     grpc_status = "UNIMPLEMENTED"
 
 
+class FeatureNotFinalized(UnsupportedVersion):
+    """The cluster cannot store this before its upgrade is finalized: run 'mansio cluster finalize'."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
 class DelaysNotEnabled(InvalidRequest):
     """The topic does not accept delayed records."""
 
@@ -384,6 +391,12 @@ class InvalidUpdateVersion(RequestError):
     """The feature cannot have this version (KIP-584)."""
 
     kafka_code = 95
+
+
+class FeatureUpdateFailed(RequestError):
+    """The feature could not be updated, because brokers registered meanwhile (KIP-584)."""
+
+    kafka_code = 96
 
 
 class OutOfOrderSequence(RequestError):

@@ -234,3 +234,9 @@ def test_settings_of_running_brokers_are_changed_and_shown(shell: Shell) -> None
     shell("cluster", "settings", "--broker", "7", "-u", "num.partitions")
     assert shown() == {}
     assert shown("--broker", "7")["num.partitions"] == ("1", "default", True)
+
+
+def test_a_single_broker_has_nothing_to_finalize(shell: Shell, broker: mansio.Broker) -> None:
+    row = {"broker": 7, "address": broker.address, "state": "active", "version": "0.2", "levels": [1, 2]}
+    assert shell.json("cluster", "finalize") == {"level": 2, "level_after": 2, "brokers": [row]}
+    assert shell("cluster", "finalize").startswith("feature level 2 (0.2)\n")

@@ -143,6 +143,9 @@ class Program:
         assert {type(partition) for partition in topic.partitions} == {mansio.PartitionMetadata}
         status: mansio.ClusterStatus = await done(admin.cluster.status())
         assert {type(one) for one in status.brokers} == {mansio.BrokerStatus}
+        features: mansio.ClusterFeatures = await done(admin.cluster.features())
+        assert [type(one) for one in features.brokers] == [mansio.BrokerFeatures]
+        await done(admin.cluster.raise_feature_level(features.level, dry_run=True))
         health: list[mansio.BrokerHealth] = await done(admin.cluster.health())
         assert [(one.is_session_held, one.session_lost_at, one.error) for one in health] == [
             (True, None, None)

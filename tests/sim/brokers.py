@@ -221,7 +221,7 @@ class SimulatedBroker:
         etcd_client = self.etcd_client = SimulatedEtcdClient(world.etcd, self.scheduler, world.etcd_scheduler)
         world.set_up_etcd_client(self.node_id, etcd_client)
         stack.push_async_callback(etcd_client.close)
-        state = await MetadataImage.load(etcd_client, "", random)
+        state = await MetadataImage.load(etcd_client, "", random, has_feature_level=True)
         credentials = BrokerCredentials(
             self.node_id,
             state.cluster_id,

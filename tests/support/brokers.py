@@ -108,7 +108,9 @@ class Member:
 
     async def start(self) -> None:
         cluster, node_id = self.cluster, self.node_id
-        self.state = await MetadataImage.load(self.store_client, CLUSTER_ID, self.random)
+        self.state = await MetadataImage.load(
+            self.store_client, CLUSTER_ID, self.random, has_feature_level=True
+        )
         self.state.start(self.store_client, self.scheduler, shared=True)
         self.membership = BrokerLifecycle(
             store=self.store_client,

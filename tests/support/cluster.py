@@ -152,9 +152,11 @@ class Cluster:
         if errors:
             raise errors[0]
 
-    def form(self) -> None:
-        """Start all, and return when each of them sees all others."""
-        self.start()
+    def form(self, *first: int) -> None:
+        """Start all, `first` before the others, and return when each of them sees all others."""
+        for some in (first, self.brokers.keys() - first):
+            if some:
+                self.start(*some)
         self.wait(lambda: len(self.sessions()) == len(self.brokers), "every broker has a session")
         for node_id in self.brokers:
             self.wait(
@@ -222,6 +224,17 @@ class Cluster:
         """The epoch of a broker's session."""
         (session,) = self._listed(f"brokers/{node_id}/session")
         return int(session["create_revision"])
+
+    def put_entry(self, key: str, document: Mapping[str, Any]) -> None:
+        """Write the key `PREFIX` + `key`."""
+        value = json.dumps(document).encode()
+        self._ask(
+            "kv/put",
+            {
+                "key": base64.b64encode((PREFIX + key).encode()).decode(),
+                "value": base64.b64encode(value).decode(),
+            },
+        )
 
     def delete_entry(self, key: str) -> None:
         """Delete the key `PREFIX` + `key`."""
@@ -323,10 +336,12 @@ def cluster(
     sqs: bool = False,
     grpc: bool = False,
     broker_settings: Callable[[int, ServedBroker], Mapping[str, Any]] | None = None,
+    first: Sequence[int] = (),
     **settings: Any,
 ) -> Iterator[Cluster]:
     """A cluster whose brokers have registered. `commands`: what runs instead of `mansio` for a broker; `places`: the
-    directory its data is in, where not `directory`; `settings`: of every broker; `broker_settings`: of each one."""
+    directory its data is in, where not `directory`; `settings`: of every broker; `broker_settings`: of each one;
+    `first`: brokers that are ready before the others start, so that they create the cluster."""
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         etcds = stack.enter_context(etcd_directory())
@@ -357,7 +372,7 @@ def cluster(
         )
         made.append(one)
         stack.callback(one.stop)
-        one.form()
+        one.form(*first)
         yield one
 
 

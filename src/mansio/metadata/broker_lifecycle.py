@@ -25,9 +25,10 @@ from mansio.logs import fields
 from mansio.metadata import metadata_store, transactions
 from mansio.metadata.cluster_view import ClusterView, PartitionChange
 from mansio.metadata.controller_plan import transferable_leaderships, without_replica
+from mansio.metadata.feature_level import SUPPORTED
 from mansio.metadata.image import create_cluster_secret
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
-from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, session_document
+from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, registration_document, session_document
 from mansio.metadata.session import Session
 from mansio.tracebacks import copied
 
@@ -219,7 +220,10 @@ class BrokerLifecycle:
                 metadata_store.encode({**self._document, "lease": session.lease}, writer),
                 session.lease,
             ),
-            Put(registration, metadata_store.encode({"state": BROKER_ACTIVE}, writer)),
+            Put(
+                registration,
+                metadata_store.encode(registration_document(BROKER_ACTIVE, SUPPORTED), writer),
+            ),
         ]
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
         return done.revision if done.succeeded else 0
@@ -354,7 +358,8 @@ class BrokerLifecycle:
             Compare(key, mod_revision=0 if entry is None else entry.mod_revision),
             Compare(keys.session(self._node_id), create_revision=session.epoch),
         ]
-        put = Put(key, metadata_store.encode({"state": BROKER_DRAINING}, writer))
+        document = registration_document(BROKER_DRAINING, SUPPORTED)
+        put = Put(key, metadata_store.encode(document, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         if not done.succeeded:
             raise ConcurrentChange("the registration was changed concurrently")

@@ -39,14 +39,17 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.metadata.cluster_view import ClusterView
+    from mansio.metadata.feature_level import LevelRange
     from mansio.metadata.model import PartitionState, Topic
 
 
 class FenceBroker(NamedTuple):
-    """Decision to fence a broker, which then must register again. `mod_revision` is that of its registration."""
+    """Decision to fence a broker, which then must register again. `mod_revision` is that of its registration, which
+    keeps `levels`."""
 
     node_id: int
     mod_revision: int
+    levels: LevelRange
 
 
 class CompleteDeletion(NamedTuple):
@@ -85,7 +88,7 @@ def plan(view: ClusterView, *, balance: bool = False) -> Plan:
         if may_have_factor and (factor := reassignment.factor_change(topic)) is not None:
             factors.append(factor)
     fences = [
-        FenceBroker(node_id, registration.mod_revision)
+        FenceBroker(node_id, registration.mod_revision, registration.levels)
         for node_id, registration in view.registrations.items()
         if registration.state != BROKER_FENCED and view.is_dead(node_id)
     ]

@@ -10,11 +10,13 @@ Invariants:
 * A topic is in `topics` only while it is live; a topic that is being created or deleted is in `unfinished_topics`.
 * A broker is in `brokers` only while it has a session. A single node has no session and no controller.
 * Brokers that start at the same time on an empty store create only one cluster.
+* The feature level never becomes lower than the one that was read.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -25,6 +27,7 @@ from mansio.metadata import metadata_store
 from mansio.metadata.acls import decode_acl
 from mansio.metadata.api_keys import NO_API_KEYS, decode_api_keys, user_of_api_keys
 from mansio.metadata.delegation_tokens import decode_token
+from mansio.metadata.feature_level import CURRENT_LEVEL, newer_content
 from mansio.metadata.metadata_store import (
     Compare,
     Delete,
@@ -49,6 +52,7 @@ from mansio.metadata.model import (
     Topic,
     TopicChange,
     decode_partition,
+    decode_registration,
     decode_session,
     decode_topic,
 )
@@ -57,13 +61,14 @@ from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_se
 from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 from mansio.tracebacks import copied, result_of, without_traceback
+from mansio.wire.features import FIRST_LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from mansio.metadata.api_keys import StoredApiKeys
-    from mansio.metadata.metadata_store import Listing, MetadataStore
+    from mansio.metadata.metadata_store import Listing, MetadataStore, TransactionResult
     from mansio.metadata.sqs_access_keys import SqsAccessKey
     from mansio.ports import Promise, Random, Scheduler, Timer
     from mansio.state.authentication.api_keys import StoredApiKey
@@ -109,6 +114,10 @@ class MetadataImage:
     """Node ids of brokers whose session was ended early, and which may not know it before their lease ends; with the
     revision at which the session was ended."""
     controller: ControllerState | None = None
+    feature_level: int = CURRENT_LEVEL
+    """Feature level of the cluster (`metadata.feature_level`); a single node has that of this version."""
+    feature_revision: int = 0
+    """Revision of its key; 0 if there is none."""
     cluster_secret: ClusterSecret | None = field(default=None, repr=False)
     """Created by the first broker of a cluster; a single node has none."""
     users: dict[str, dict[str, ScramCredential]] = field(default_factory=dict, repr=False)
@@ -157,15 +166,26 @@ class MetadataImage:
         cluster_id: str,
         random: Random,
         inter_broker: InterBrokerListener | None = None,
+        *,
+        has_feature_level: bool = False,
     ) -> MetadataImage:
         """Load the image of the cluster in `store`, or create the cluster.
 
         An empty `cluster_id` means the existing cluster, or a new one with a random id. Raises `ConfigError` if the
         store contains another cluster. `inter_broker`: the listener through which this broker reaches the others.
+        `has_feature_level`: older versions may use the same store, as in a cluster. A new cluster gets the feature
+        level of this version, and so does one in which documents exist that need it.
         """
-        found = await find_or_create_cluster(store, cluster_id, random)
+        found = await find_or_create_cluster(store, cluster_id, random, has_feature_level=has_feature_level)
         state = cls(found, Keys(found), inter_broker or InterBrokerListener())
-        state._apply_listing(await store.list(state.keys.prefix))
+        if has_feature_level:
+            state.feature_level = FIRST_LEVEL
+        listing = await store.list(state.keys.prefix)
+        state._apply_listing(listing)
+        if state.feature_level < CURRENT_LEVEL and _needs_feature_level(listing):
+            with contextlib.suppress(ConcurrentChange):  # another broker has written it
+                await write_feature_level(store, state.keys, CURRENT_LEVEL, 0, [], random)
+            state._apply_listing(await store.list(state.keys.prefix))
         return state
 
     def start(self, store: MetadataStore, scheduler: Scheduler, *, shared: bool = False) -> None:
@@ -441,6 +461,9 @@ class MetadataImage:
             self.controller = (
                 None if document is None else ControllerState(document["broker"], event.create_revision)
             )
+        elif event.key == keys.feature_level:
+            if document is not None:
+                self.feature_level, self.feature_revision = int(document["level"]), event.mod_revision
         elif event.key == keys.secret:
             self.cluster_secret = None if document is None else _decode_secret(event.key, document)
         elif event.key.startswith(keys.quotas):
@@ -551,7 +574,7 @@ class MetadataImage:
         elif kind == "reg":
             self.registrations.pop(node_id, None)
             if document is not None:
-                self.registrations[node_id] = Registration(document["state"], event.mod_revision)
+                self.registrations[node_id] = decode_registration(document, event.mod_revision)
         elif kind == "ended":
             self.ended_sessions.pop(node_id, None)
             if document is not None:
@@ -661,11 +684,34 @@ def _decode_secret(key: str, document: dict[str, Any]) -> ClusterSecret:
     raise StorageError(f"metadata {key} is damaged")
 
 
-async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Random) -> str:
+async def write_feature_level(
+    store: MetadataStore, keys: Keys, level: int, revision: int, guards: Sequence[Compare], random: Random
+) -> TransactionResult:
+    """Store the feature level of a cluster, unless its key has changed after `revision` (0: it did not exist), or
+    another condition is not satisfied. Raises `Unavailable`, `ConcurrentChange`."""
+    writer = new_writer_id(random)
+    compares = [Compare(keys.feature_level, mod_revision=revision), *guards]
+    puts = [_feature_level(keys, level, writer)]
+    return await metadata_store.transact_resolving_ambiguity(store, compares, puts, writer)
+
+
+def _feature_level(keys: Keys, level: int, writer: str) -> Put:
+    return Put(keys.feature_level, metadata_store.encode({"level": level}, writer, schema=level))
+
+
+def _needs_feature_level(listing: Listing) -> bool:
+    """Return whether a cluster has documents that need the level of this version: a development version has written
+    them without one."""
+    return any(newer_content(Put(entry.key, entry.value)) is not None for entry in listing.entries)
+
+
+async def find_or_create_cluster(
+    store: MetadataStore, wanted: str, random: Random, *, has_feature_level: bool = False
+) -> str:
     """Find the cluster with the id `wanted` in the store, or create it; returns its id.
 
     If `wanted` is empty, the existing cluster is found, or one with a random id is created. Raises `ConfigError` if the
-    store contains another cluster, `Unavailable`.
+    store contains another cluster, `Unavailable`. `has_feature_level`: see `MetadataImage.load`.
     """
     for _ in range(CREATE_ATTEMPTS_MAX):
         listing = await store.list(metadata_store.KEY_ROOT)
@@ -681,6 +727,8 @@ async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Rand
         value = metadata_store.encode({"cluster_id": cluster_id, "incarnation": 0}, writer)
         compares = [Compare(key, create_revision=0) for key in keys]
         puts = [Put(key, value) for key in keys]
+        if has_feature_level:
+            puts.append(_feature_level(Keys(cluster_id), CURRENT_LEVEL, writer))
         try:
             done = await metadata_store.transact_resolving_ambiguity(store, compares, puts, writer)
         except ConcurrentChange:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION_MAX: Final = 2
+"""Schema version of the key with the feature level of a cluster, which older versions must refuse
+(`metadata.feature_level`)."""
 KEY_ROOT: Final = "/mansio/"
 FIRST_CLUSTER_KEY: Final = f"{KEY_ROOT}first"
 """Key that the creation of the first cluster of a store writes; the creation fails if the key exists."""
@@ -87,7 +90,8 @@ class Delete(NamedTuple):
 
 
 BeforeCommit: TypeAlias = "Callable[[Sequence[Put | Delete]], object]"
-"""Called with the operations of a transaction before it is committed. Raises `OSError` to prevent that."""
+"""Called with the operations of a transaction before it is committed. Raises `OSError` or `MansioError` to prevent
+that."""
 
 
 class TransactionResult(NamedTuple):
@@ -184,6 +188,7 @@ class Keys:
         "broker_configs",
         "brokers",
         "controller",
+        "feature_level",
         "format",
         "group_configs",
         "partitions",
@@ -202,6 +207,8 @@ class Keys:
     def __init__(self, cluster_id: str) -> None:
         self.prefix = f"{KEY_ROOT}{cluster_id}/"
         self.format = f"{self.prefix}format"
+        self.feature_level = f"{self.prefix}featurelevel"
+        """Key of {level}: the feature level of a cluster (`metadata.feature_level`). A single node has none."""
         self.topics = f"{self.prefix}topics/"
         self.partitions = f"{self.prefix}parts/"
         self.brokers = f"{self.prefix}brokers/"
@@ -269,15 +276,14 @@ class Keys:
         return f"{self.brokers}{node_id}/session"
 
     def registration(self, node_id: int) -> str:
-        """Key of {state: fenced, active or draining}, the registration of a broker, which outlives its session."""
+        """Key of {state: fenced, active or draining, levels: [lowest, highest]}, the registration of a broker, which
+        outlives its session."""
         return f"{self.brokers}{node_id}/reg"
 
 
-def encode(document: Mapping[str, Any], writer: str) -> bytes:
+def encode(document: Mapping[str, Any], writer: str, *, schema: int = SCHEMA_VERSION) -> bytes:
     """Encode a value as JSON with schema version and `writer`, a token that is unique for each transaction."""
-    return json.dumps(
-        {"schema": SCHEMA_VERSION, "writer": writer, **document}, separators=(",", ":")
-    ).encode()
+    return json.dumps({"schema": schema, "writer": writer, **document}, separators=(",", ":")).encode()
 
 
 def decode(key: str, value: bytes) -> dict[str, Any]:
@@ -289,8 +295,10 @@ def decode(key: str, value: bytes) -> dict[str, Any]:
         document = schema = None
     if document is None:  # not raised from the error of `json`, which keeps the value: it may be a secret
         raise StorageError(f"metadata {key} is damaged")
-    if schema != SCHEMA_VERSION:
-        raise StorageError(f"metadata {key} has schema {schema}; this version supports {SCHEMA_VERSION}")
+    if schema not in range(SCHEMA_VERSION, SCHEMA_VERSION_MAX + 1):
+        raise StorageError(
+            f"metadata {key} has schema {schema}; this version supports {SCHEMA_VERSION} to {SCHEMA_VERSION_MAX}"
+        )
     return dict(document)
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from mansio.config.listeners import DEFAULT_LISTENER, SecurityProtocol
 from mansio.errors import StorageError
+from mansio.metadata.feature_level import FIRST_RELEASE, LevelRange, decode_levels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,10 +66,12 @@ class Registration(NamedTuple):
 
     `state` is "active" (the broker may lead), "draining" (it transfers its leaderships before it stops) or "fenced"
     (the controller declared it dead, and it must register again). `mod_revision` is that of the registration's key.
+    `levels`: the feature levels that the broker supports.
     """
 
     state: str
     mod_revision: int
+    levels: LevelRange = FIRST_RELEASE
 
 
 class ControllerState(NamedTuple):
@@ -209,6 +212,16 @@ def decode_session(
     if found is None or found.security_protocol != inter_broker.security_protocol:
         return BrokerState(node_id, "", -1, rack, epoch, endpoints)
     return BrokerState(node_id, found.host, found.port, rack, epoch, endpoints)
+
+
+def registration_document(state: str, levels: LevelRange) -> dict[str, Any]:
+    """Return the value of the key of a broker's registration. Version 0.1 reads and writes `state` only."""
+    return {"state": state, "levels": levels}
+
+
+def decode_registration(document: Mapping[str, Any], mod_revision: int) -> Registration:
+    """Decode the value of the key of a broker's registration."""
+    return Registration(document["state"], mod_revision, decode_levels(document))
 
 
 def topic_document(topic: Topic) -> dict[str, Any]:

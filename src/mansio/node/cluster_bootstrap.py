@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from mansio.logs import fields
 from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
+from mansio.metadata.feature_level import CURRENT_LEVEL, check_operations, newer_topic_setting, not_finalized
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.model import InterBrokerListener
 from mansio.net.broker_dialler import BrokerDialler
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
 
+logger = logging.getLogger(__name__)
+
 
 async def open_cluster(
     settings: Settings,
@@ -34,7 +39,8 @@ async def open_cluster(
     """Open the metadata store, load its image (which is not started yet), and create the cluster member and the
     connections to other brokers. `dialler_context`: see `BrokerDialler`.
 
-    Raises `ConfigError`, and `Unavailable` if etcd does not respond.
+    Raises `ConfigError`, `FeatureNotFinalized` if the settings need a higher feature level than the cluster has, and
+    `Unavailable` if etcd does not respond.
     """
     config = etcd_config(settings)
     store = await EtcdStore.open(config, host_ports.random)
@@ -45,7 +51,13 @@ async def open_cluster(
         settings.cluster_id,
         host_ports.random,
         InterBrokerListener(listener.name, listener.security_protocol),
+        has_feature_level=True,
     )
+    check_feature_level(settings, state.feature_level)
+    if state.feature_level < CURRENT_LEVEL:
+        known = fields(level=state.feature_level, level_of_this_version=CURRENT_LEVEL)
+        logger.warning("upgrade_not_finalized", extra=known)
+    store.check_before_commit(lambda operations: check_operations(state.feature_level, operations))
 
     def broker_address(node_id: int) -> tuple[str, int] | None:
         broker = state.brokers.get(node_id)
@@ -83,3 +95,17 @@ async def open_cluster(
         store_counts=lambda: store.client.counts,
     )
     return store, state, cluster_member, connections
+
+
+def check_feature_level(settings: Settings, level: int) -> None:
+    """Raise `FeatureNotFinalized` if `settings` cannot be used in a cluster with this feature level: beside a broker
+    that authenticates its clients, one of an older version would serve everybody."""
+    if level >= CURRENT_LEVEL:
+        return
+    for listener in settings.served_listeners:
+        if listener.is_authenticated:
+            raise not_finalized(f"{listener.setting}: {listener.name} authenticates its clients", level)
+    if settings.authorizer != "none":
+        raise not_finalized(f"authorizer: {settings.authorizer}", level)
+    if (setting := newer_topic_setting(settings.topic_defaults)) is not None:
+        raise not_finalized(f"topic_defaults: {setting}", level)

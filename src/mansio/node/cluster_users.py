@@ -12,6 +12,7 @@ from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock, HostRandom
 from mansio.host.threads import BackgroundThread
 from mansio.metadata.etcd.store import EtcdStore
+from mansio.metadata.feature_level import check_operations
 from mansio.metadata.image import MetadataImage
 from mansio.node.etcd_settings import etcd_config
 
@@ -33,7 +34,8 @@ async def open_cluster_users(settings: Settings) -> AsyncIterator[UserService]:
         stack.push_async_callback(scheduler.close)
         store = await EtcdStore.open(etcd_config(settings), random)
         stack.push_async_callback(store.close)
-        state = await MetadataImage.load(store, settings.cluster_id, random)
+        state = await MetadataImage.load(store, settings.cluster_id, random, has_feature_level=True)
+        store.check_before_commit(lambda operations: check_operations(state.feature_level, operations))
         state.start(store, scheduler, shared=True)
         stack.callback(state.stop)
         thread = BackgroundThread(scheduler.call_from_thread, name="mansio-passwords")

@@ -418,7 +418,7 @@ _ROWS: Final = (
         0,
         2,
         "cluster.update_features",
-        note="No feature can be changed, and there is no metadata version: each update gets INVALID_UPDATE_VERSION.",
+        note="The level of mansio.version can be raised, never lowered; other updates get INVALID_UPDATE_VERSION.",
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers"),

@@ -227,8 +227,8 @@ def test_a_broker_of_the_last_release_counts_as_one_with_the_listener_between_br
         arguments = ["--node-id", "2", "--etcd", one.etcd_url, "--set", "default_replication_factor=2"]
         old = ServedBroker(tmp_path / "2", command=command, arguments=arguments, http=False)
         try:
+            old.start()  # creates the cluster
             one.start(1)
-            old.start()
             for address in (f"127.0.0.1:{one.internal[1]}", old.bootstrap_servers):
                 with mansio.blocking.connect(address) as inside:
                     wait_until(

@@ -1,4 +1,4 @@
-"""A cluster in which one broker runs the last release, which has no transactions: the others serve what it leads."""
+"""A cluster of the last release in which one broker still runs it: the others serve what it leads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_brokers_of_this_version_and_of_the_last_release_serve_each_others_parti
     release = tmp_path / "release"
     zipfile.ZipFile(WHEEL).extractall(release)
     old = ["env", f"PYTHONPATH={release}", "PYTHONSAFEPATH=1", sys.executable, "-m", "mansio"]
-    with cluster(tmp_path, http=True, commands={OLD_BROKER: old}) as one:
+    with cluster(tmp_path, http=True, commands={OLD_BROKER: old}, first=[OLD_BROKER]) as one:
         create_topic(one, TOPIC, PARTITIONS)
         assert {one.leader(TOPIC, index) for index in range(PARTITIONS)} == set(one.brokers)
         urls = [f"{broker.http_url}/v1" for node_id, broker in one.brokers.items() if node_id != OLD_BROKER]

@@ -527,17 +527,20 @@ def test_the_metadata_of_a_single_broker_are_described_as_its_own(
         assert topic.partitions[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_there_are_no_features_to_update(kafka_python: KafkaAdminClient, raw: RawPeer) -> None:
+def test_a_single_broker_has_the_features_of_its_version_and_no_others(
+    kafka_python: KafkaAdminClient, raw: RawPeer
+) -> None:
     """What `kafka-features` requests."""
     features = kafka_python.describe_features()
-    assert list(features) == ["transaction.version"]
+    assert set(features) == {"transaction.version", "mansio.version"}
+    kafka_python.update_features({"mansio.version": 2})
     with pytest.raises(InvalidUpdateVersionError):
         kafka_python.update_features({"metadata.version": 17})
     update = {"feature": "metadata.version", "max_version_level": 17}
     for version in (0, 1, 2):
         answer = raw.call(ApiKey.UPDATE_FEATURES, version, {"feature_updates": [update], "timeout_ms": 1000})
         assert answer.error_code == INVALID_UPDATE_VERSION
-        assert "no feature of this cluster can be changed" in str(answer.error_message)
+        assert "only mansio.version can be changed" in str(answer.error_message)
         assert not getattr(answer, "results", ())
         nothing = raw.call(ApiKey.UPDATE_FEATURES, version, {"feature_updates": [], "timeout_ms": 1000})
         assert nothing.error_code == 0

@@ -28,6 +28,7 @@ from mansio.errors import (
 from mansio.metadata import reassignment
 from mansio.metadata.cluster_view import ClusterView
 from mansio.metadata.controller_plan import preferred_election, unclean_election
+from mansio.metadata.feature_level import SUPPORTED, check_update
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_response import TopicEncoder
 from mansio.metadata.metadata_store import Keys
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.topics.topics import TopicService
+    from mansio.metadata.feature_level import FeatureUpdate
     from mansio.metadata.reassignment import Reassignment
     from mansio.wire.codec.messages import Struct
 
@@ -150,6 +152,14 @@ class PlanController:
         self.asked: list[int] = []
         self.fail: Exception | None = None
         self.takes_ms = 0.0
+
+    async def update_features(self, updates: Sequence[FeatureUpdate], *, validate_only: bool) -> None:
+        state = self._world.state
+        brokers = {node_id: each.levels for node_id, each in state.registrations.items()}
+        for feature, level, update_type in updates:
+            changes = check_update(feature, level, update_type, current=state.feature_level, brokers=brokers)
+            if changes and not validate_only:
+                state.feature_level, state.feature_revision = level, 17
 
     async def reassign(
         self, wanted: Sequence[Reassignment], *, may_change_factor: bool
@@ -536,3 +546,45 @@ def test_hints_name_leaders_that_the_client_reaches_through_its_listener() -> No
     found = [hints.leader_of(topic_id, index, NotLeaderOrFollower(""))[0] for index in (1, 2)]
     assert found == [2, -1]
     assert [(each.node_id, each.host, each.port) for each in hints.endpoints] == [(2, "out2", 9002)]
+
+
+# The feature level
+
+BAD_LEVEL = 95
+
+
+def announced(world: ClusterNode) -> tuple[int, int, tuple[int, int]]:
+    """Level of the cluster with its epoch, and the levels that this broker supports."""
+    answer = world.ask(ApiKey.API_VERSIONS, 3)
+    levels = {each.name: each.max_version_level for each in answer.finalized_features}
+    supported = {each.name: (each.min_version, each.max_version) for each in answer.supported_features}
+    return levels["mansio.version"], answer.finalized_features_epoch, supported["mansio.version"]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_feature_level_is_raised_when_all_brokers_support_it_and_never_lowered(version: int) -> None:
+    world = ClusterNode([partition(1)])
+    world.state.feature_level = 1
+
+    def update(level: int, **more: Any) -> tuple[int, str | None, list[tuple[str, int]]]:
+        updates = [{"feature": "mansio.version", "max_version_level": level}]
+        answer = world.ask(ApiKey.UPDATE_FEATURES, version, feature_updates=updates, timeout_ms=1000, **more)
+        results = [(each.feature, each.error_code) for each in getattr(answer, "results", ())]
+        return answer.error_code, answer.error_message, results
+
+    code, message, results = update(2)
+    assert (code, results) == (BAD_LEVEL, [])
+    assert message is not None
+    assert "broker 1 supports 1, broker 2 supports 1, broker 3 supports 1" in message
+    assert announced(world) == (1, 0, (1, 2))
+    for node_id, each in world.state.registrations.items():
+        world.state.registrations[node_id] = each._replace(levels=SUPPORTED)
+    done = [("mansio.version", OK)] if version < 2 else []
+    if version:
+        assert update(2, validate_only=True) == (OK, None, done)
+        assert announced(world) == (1, 0, (1, 2))
+    assert update(2) == (OK, None, done)
+    assert announced(world) == (2, 17, (1, 2))
+    assert update(1)[0] == BAD_LEVEL
+    assert update(3)[0] == BAD_LEVEL
+    assert announced(world) == (2, 17, (1, 2))

@@ -12,6 +12,7 @@ from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers.cluster import api_versions
 from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
 from mansio.broker.services.authorization import Authorization
+from mansio.broker.services.cluster import FinalizedLevel
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.errors import ClusterAuthorizationFailed, CoordinatorNotAvailable, RequestTimedOut
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
@@ -223,12 +224,13 @@ def test_the_coordinator_of_a_transactional_id_is_found(version: int) -> None:
 
 
 def test_the_transaction_version_is_announced() -> None:
-    server = Server()
     context: Any = None
     request: Any = None
-    found = server.room.run(api_versions(server.service, request, context))
-    assert found["finalized_features"] == [
-        {"name": "transaction.version", "min_version_level": 2, "max_version_level": 2}
+    description = SimpleNamespace(feature_level=lambda: FinalizedLevel(2, 0))
+    service: Any = SimpleNamespace(cluster_description=description)
+    found = Server().room.run(api_versions(service, request, context))
+    assert {"name": "transaction.version", "min_version_level": 2, "max_version_level": 2} in found[
+        "finalized_features"
     ]
 
 

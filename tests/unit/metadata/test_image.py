@@ -53,8 +53,8 @@ def test_metadata_of_a_newer_version_is_refused_at_start() -> None:
         await admin.topics.create(NewTopic("a"))
         entry = await admin.store.get(admin.state.keys.topic("a"))
         assert entry is not None
-        await admin.store.transact([], [changed(entry, schema=2)])
-        with pytest.raises(StorageError, match="schema 2"):
+        await admin.store.transact([], [changed(entry, schema=3)])
+        with pytest.raises(StorageError, match="schema 3"):
             await MetadataImage.load(admin.store, "", HostRandom())
 
     run(check)

@@ -45,6 +45,7 @@ from mansio.errors import (
     UNREADABLE_OR_DAMAGED,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    FeatureNotFinalized,
     MansioError,
     MessageTooLarge,
     NotCoordinator,
@@ -192,6 +193,8 @@ class CoordinatorRuntime:
         else:
             try:
                 await self._create_once()
+            except FeatureNotFinalized:
+                raise
             except MansioError as error:
                 logger.warning("internal_topic_not_created", extra=fields(topic=self.name, reason=error))
                 raise CoordinatorNotAvailable(f"{self.name} cannot be created: {error}") from error

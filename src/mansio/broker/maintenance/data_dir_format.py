@@ -12,33 +12,21 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from mansio.config import topic_config
-from mansio.config.share_group_config import (
-    DELIVERY_COUNT_LIMIT,
-    KEY_BURST,
-    KEY_HEADER,
-    KEY_LEASES_MAX,
-    KEY_RATE,
-    SHARE_FAIR,
-    SHARE_ORDER,
-)
 from mansio.errors import StorageError
 from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
 from mansio.logs import fields
-from mansio.metadata.metadata_store import KEY_ROOT, Put
+from mansio.metadata.feature_level import newer_setting
 from mansio.version import __version__
-from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.metadata.metadata_store import Delete
+    from mansio.metadata.metadata_store import Delete, Put
     from mansio.ports import Disk
 
 logger = logging.getLogger(__name__)
@@ -99,7 +87,7 @@ class DataDirFormat:
     def before_metadata_commit(self, operations: Sequence[Put | Delete]) -> None:
         """Raise the number if a transaction of the metadata store writes what an older version does not know. Raises
         `OSError`."""
-        if self._number != CURRENT_DATA_FORMAT and any(map(_is_new_metadata, operations)):
+        if self._number != CURRENT_DATA_FORMAT and any(map(newer_setting, operations)):
             self.require_current()
 
 
@@ -116,50 +104,6 @@ def claim_data_dir_format(disk: Disk, data_dir: str) -> DataDirFormat:
         number = FIRST_DATA_FORMAT
         write_file_atomically(disk, path, _marker(number))
     return DataDirFormat(disk, data_dir, number)
-
-
-_FIRST_TOPIC_CONFIGS: Final = frozenset({"mansio.hold.enable", "mansio.hold.bytes.max", "mansio.hold.ms.max"})
-"""Mansio's own settings of topics that version 0.1.0 has."""
-
-_NEW_TOPIC_CONFIGS: Final = (
-    frozenset(name for name in topic_config.TOPIC_CONFIG.keys if name.startswith("mansio."))
-    - _FIRST_TOPIC_CONFIGS
-)
-"""Settings of topics, also as defaults of brokers, that version 0.1.0 does not have."""
-
-_NEW_BROKER_CONFIGS: Final = frozenset(
-    {
-        "group.share.delivery.count.limit",
-        "group.share.partition.max.record.locks",
-        "group.share.record.lock.duration.ms",
-    }
-)
-"""Dynamic settings of brokers that version 0.1.0 does not have: its groups would get other leases and limits."""
-
-_NEW_GROUP_CONFIGS: Final = frozenset({KEY_BURST, KEY_HEADER, KEY_LEASES_MAX, KEY_RATE, SHARE_FAIR})
-"""Settings of groups that version 0.1.0 does not have."""
-
-_FIRST_DELIVERY_COUNTS: Final = range(2, 11)
-"""Delivery limits of groups that version 0.1.0 accepts."""
-
-
-def _is_new_metadata(operation: Put | Delete) -> bool:
-    """Return whether a key gets a value that version 0.1.0 could not use."""
-    if not isinstance(operation, Put):
-        return False
-    _, kind, *name = [*operation.key.removeprefix(KEY_ROOT).split("/"), ""]  # /mansio/CLUSTER/KIND/NAME
-    if kind not in ("topics", "groupconfigs", "brokerconfigs"):
-        return False
-    configs: dict[str, Any] = json.loads(operation.value)["configs"]
-    if kind == "brokerconfigs" and not _NEW_BROKER_CONFIGS.isdisjoint(configs):
-        return True
-    if kind == "groupconfigs":
-        deliveries = int(configs.get(DELIVERY_COUNT_LIMIT, _FIRST_DELIVERY_COUNTS[0]))
-        is_by_key = configs.get(SHARE_ORDER, "").lower() == "key" or not _NEW_GROUP_CONFIGS.isdisjoint(
-            configs
-        )
-        return is_by_key or deliveries not in _FIRST_DELIVERY_COUNTS
-    return name[0] == TRANSACTION_STATE_TOPIC or not _NEW_TOPIC_CONFIGS.isdisjoint(configs)
 
 
 def _marker(number: int) -> bytes:

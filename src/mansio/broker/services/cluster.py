@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.replication.log_repairer import RepairCounts
-from mansio.errors import InvalidRequest, InvalidUpdateVersion, LeaderNotAvailable, MansioError
+from mansio.errors import InvalidRequest, LeaderNotAvailable, MansioError
+from mansio.metadata.feature_level import check_update
 from mansio.metadata.topic_plan import check_topic_name
 from mansio.state.authorization.acls import CLUSTER_NAME, Operation, ResourceType
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Sequence
+    from collections.abc import Callable, Collection, Container, Sequence
 
     from mansio.broker.replication.isr_manager import IsrManager
     from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.item_turns import ItemTurns
     from mansio.metadata.controller.controller import Controller
+    from mansio.metadata.feature_level import FeatureUpdate
     from mansio.metadata.hand_over.hand_over import HandOver
     from mansio.metadata.metadata_store import StoreCounts
     from mansio.metadata.model import BrokerEndpoint, Topic
@@ -127,6 +129,13 @@ class QuorumDescription:
     observer: int | None
 
 
+class FinalizedLevel(NamedTuple):
+    """Feature level of a cluster. `epoch`: increases with each change, 0 if it was never stored."""
+
+    level: int
+    epoch: int
+
+
 class ClusterDescriptionService:
     """Describes the cluster as this broker knows it. All methods run on the broker's event loop."""
 
@@ -210,15 +219,23 @@ class ClusterDescriptionService:
         observer = None if controller.node_id == own else own
         return QuorumDescription(controller.node_id, controller.epoch & EPOCH_MASK, state.revision, observer)
 
-    def update_features(self, updates: Iterable[tuple[str, int]], *, caller: Caller) -> None:
-        """Refuse updates (feature, version), because no feature can be changed (KIP-584). Raises
-        `ClusterAuthorizationFailed` without ALTER for the cluster, and `InvalidUpdateVersion` if there is an update."""
+    def feature_level(self) -> FinalizedLevel:
+        """Return the feature level of the cluster; a single node has that of its version."""
+        state = self._topics.state
+        return FinalizedLevel(state.feature_level, state.feature_revision)
+
+    async def update_features(
+        self, updates: Sequence[FeatureUpdate], *, validate_only: bool, caller: Caller
+    ) -> None:
+        """Raise the feature level of the cluster (KIP-584); nothing else can be changed. All updates are executed, or
+        none. Raises `ClusterAuthorizationFailed` without ALTER for the cluster, `InvalidUpdateVersion`,
+        `FeatureUpdateFailed` and `Unavailable`."""
         self._authorization.check_cluster(caller, Operation.ALTER)
-        for name, version in updates:
-            raise InvalidUpdateVersion(
-                f"feature {name!r} cannot have version {version}: no feature of this cluster can be changed, and it "
-                "has no metadata version"
-            )
+        if self._cluster is not None:
+            await self._cluster.controller.update_features(updates, validate_only=validate_only)
+            return
+        for feature, level, update_type in updates:
+            check_update(feature, level, update_type, current=self._topics.state.feature_level, brokers={})
 
     def controller_request_target(self, described: ClusterDescription) -> int:
         """Return the id of the broker to which clients shall send requests for the controller: usually this broker,

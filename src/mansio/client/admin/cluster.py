@@ -1,8 +1,8 @@
 """Cluster administration: brokers, partitions, leader elections and reassignments; available as `client.admin.cluster`.
 
 Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460), DescribeLogDirs (KIP-113,
-KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), and DescribeHealth of Mansio; caches no
-results.
+KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), UpdateFeatures (KIP-584), and
+DescribeHealth of Mansio; caches no results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition
 from mansio.net.cluster import check_top_level_error
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import without_traceback
+from mansio.version import __version__
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.features import FIRST_LEVEL, UPGRADE, VERSION_FEATURE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -84,6 +86,26 @@ class BrokerHealth:
     problems: tuple[HealthProblem, ...] = ()
     warnings: tuple[HealthProblem, ...] = ()
     error: MansioError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFeatures:
+    """Feature levels that one broker supports, `lowest` to `highest`, and `level`, that of the cluster as it knows it.
+    `error`: why it did not answer, None if it did; the levels then say nothing."""
+
+    node_id: int
+    level: int = FIRST_LEVEL
+    lowest: int = FIRST_LEVEL
+    highest: int = FIRST_LEVEL
+    error: MansioError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFeatures:
+    """Feature level of the cluster, and what each live broker supports, sorted by node id."""
+
+    level: int
+    brokers: tuple[BrokerFeatures, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +252,48 @@ class ClusterAdmin:
             None if lost_ms < 0 else datetime.fromtimestamp(lost_ms / 1000, UTC),
             tuple(map(_health_problem, response.problems)),
             tuple(map(_health_problem, response.warnings)),
+        )
+
+    async def features(self, *, timeout_ms: float = 5_000) -> ClusterFeatures:
+        """The feature level of the cluster, and the levels that each broker supports which the cluster reports as live
+        (KIP-584). Each broker is asked itself, for at most `timeout_ms`; one that does not answer has an `error`, and
+        one that announces no feature level supports the first."""
+        found = await self.status()
+        live = [one.node_id for one in found.brokers if not one.is_fenced]
+        brokers = await asyncio.gather(*(self._features(node_id, timeout_ms) for node_id in live))
+        return ClusterFeatures(max((each.level for each in brokers), default=FIRST_LEVEL), tuple(brokers))
+
+    async def _features(self, node_id: int, timeout_ms: float) -> BrokerFeatures:
+        fields = {"client_software_name": "mansio", "client_software_version": __version__}
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self._cluster.connection(node_id)
+                response = await connection.request(ApiKey.API_VERSIONS, fields)
+            raise_for_code(response.error_code)
+        except TimeoutError:
+            return BrokerFeatures(node_id, error=RequestTimedOut(f"no answer within {timeout_ms:.0f} ms"))
+        except MansioError as error:
+            return BrokerFeatures(node_id, error=without_traceback(error))
+        finalized = getattr(response, "finalized_features", ())  # versions of the API before 3 have none
+        levels = {one.name: one.max_version_level for one in finalized}
+        supported = {
+            one.name: (one.min_version, one.max_version)
+            for one in getattr(response, "supported_features", ())
+        }
+        lowest, highest = supported.get(VERSION_FEATURE, (FIRST_LEVEL, FIRST_LEVEL))
+        return BrokerFeatures(node_id, levels.get(VERSION_FEATURE, FIRST_LEVEL), lowest, highest)
+
+    async def raise_feature_level(
+        self, level: int, *, dry_run: bool = False, timeout_ms: int = 30_000
+    ) -> None:
+        """Raise the feature level of the cluster, after all brokers were upgraded (KIP-584): brokers of versions that
+        do not support it cannot be started any more. With `dry_run` nothing is changed. No effect if the cluster has
+        the level. Raises `InvalidUpdateVersion` if a registered broker does not support it, or it is lower."""
+        update = {"feature": VERSION_FEATURE, "max_version_level": level, "upgrade_type": UPGRADE}
+        await self._cluster.request_controller(
+            ApiKey.UPDATE_FEATURES,
+            {"timeout_ms": timeout_ms, "feature_updates": [update], "validate_only": dry_run},
+            check=check_top_level_error,
         )
 
     async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.errors import (
     BrokerIdNotRegistered,
     ConcurrentChange,
+    FeatureUpdateFailed,
     InvalidRequest,
     MansioError,
     Unavailable,
@@ -31,8 +32,17 @@ from mansio.metadata import metadata_store, reassignment
 from mansio.metadata.cluster_view import ClusterView
 from mansio.metadata.controller.failure_detector import FailureDetector
 from mansio.metadata.controller_plan import Plan, plan, preferred_election, unclean_election
+from mansio.metadata.feature_level import check_update
+from mansio.metadata.image import write_feature_level
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
-from mansio.metadata.model import BROKER_FENCED, NO_LEADER, TOPIC_DELETING, ControllerState, topic_document
+from mansio.metadata.model import (
+    BROKER_FENCED,
+    NO_LEADER,
+    TOPIC_DELETING,
+    ControllerState,
+    registration_document,
+    topic_document,
+)
 from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, split_into_transactions
 from mansio.tracebacks import without_traceback
 
@@ -42,6 +52,7 @@ if TYPE_CHECKING:
 
     from mansio.metadata.cluster_view import PartitionChange
     from mansio.metadata.controller_plan import FenceBroker
+    from mansio.metadata.feature_level import FeatureUpdate
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import PartitionState, Topic
@@ -281,7 +292,7 @@ class Controller:
             Compare(keys.session(fence.node_id), create_revision=0),
             Compare(key, mod_revision=fence.mod_revision),
         ]
-        put = Put(key, metadata_store.encode({"state": BROKER_FENCED}, writer))
+        put = Put(key, metadata_store.encode(registration_document(BROKER_FENCED, fence.levels), writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:
@@ -455,6 +466,45 @@ class Controller:
         if not done.succeeded:
             raise ConcurrentChange(f"the registration of broker {node_id} was changed concurrently")
         logger.info("broker_unregistered", extra=fields(broker=node_id))
+
+    async def update_features(self, updates: Sequence[FeatureUpdate], *, validate_only: bool) -> None:
+        """Raise the feature level of the cluster; all updates are executed, or none.
+
+        The transaction requires the registrations on which the decision is based. A broker of an older version that
+        registers with a new node id meanwhile cannot read the level, and ends its session. Raises
+        `InvalidUpdateVersion`, `Unavailable`, and `FeatureUpdateFailed` if brokers keep registering."""
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            session, state = self._session(), self._state
+            if session is None or not session.is_valid(self._clock.monotonic()):
+                raise Unavailable("this broker has no session")
+            await state.catch_up(self._scheduler)
+            brokers = {node_id: each.levels for node_id, each in state.registrations.items()}
+            level = state.feature_level
+            for name, wanted, update_type in updates:
+                if check_update(name, wanted, update_type, current=state.feature_level, brokers=brokers):
+                    level = wanted
+            if validate_only or level == state.feature_level:
+                return
+            # Those without a session first: the others run, and support the level.
+            known = sorted(state.registrations.items(), key=lambda item: item[0] in state.brokers)
+            guards = [
+                Compare(state.keys.session(self._node_id), create_revision=session.epoch),
+                *(
+                    Compare(state.keys.registration(node_id), mod_revision=each.mod_revision)
+                    for node_id, each in known
+                ),
+            ][: self._store.operations_max - 1]
+            try:
+                done = await write_feature_level(
+                    self._store, state.keys, level, state.feature_revision, guards, self._random
+                )
+            except ConcurrentChange:
+                continue
+            await state.wait_for_revision(done.revision, self._scheduler)
+            if done.succeeded:
+                logger.info("feature_level_raised", extra=fields(level=level))
+                return
+        raise FeatureUpdateFailed
 
 
 def _reassignment_change(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from mansio.metadata.etcd.config import EtcdConfig
+    from mansio.metadata.metadata_store import BeforeCommit
     from mansio.ports import Random
 
 OPERATIONS_MAX: Final = 128
@@ -51,6 +52,7 @@ class EtcdStore:
         self._watches: set[Watch] = set()
         self._transactions: set[asyncio.Task[rpc.TxnResponse]] = set()
         self._closed = False
+        self._before_commit: BeforeCommit | None = None
 
     @classmethod
     async def open(
@@ -66,6 +68,10 @@ class EtcdStore:
     @property
     def operations_max(self) -> int:
         return OPERATIONS_MAX
+
+    def check_before_commit(self, check: BeforeCommit) -> None:
+        """Call `check` with the operations of each transaction from now on; if it raises, nothing is changed."""
+        self._before_commit = check
 
     async def get(self, key: str) -> Entry | None:
         answer = await self._range(rpc.RangeRequest(key=key.encode()))
@@ -101,6 +107,8 @@ class EtcdStore:
         request = encode_transaction(compares, operations)
         if max(len(request.compare), len(operations)) > OPERATIONS_MAX:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
+        if self._before_commit is not None:
+            self._before_commit(operations)
         self._check_open()
         work = self.client.call(TXN, request, repeatable=not operations)
         task = asyncio.create_task(work, name="etcd transaction")

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import MansioError, error_for_code
 from mansio.logs import fields
+from mansio.metadata.feature_level import CURRENT_LEVEL
 from mansio.metadata.hand_over.suspicions import REFUSED_CONNECTS, Suspicion, Suspicions
 from mansio.metadata.metadata_store import (
     AmbiguousOutcome,
@@ -267,15 +268,11 @@ class HandOver:
         return bool(response.confirmed)
 
     async def _end_session(self, suspicion: Suspicion, confirmer: int) -> None:
-        keys = self._state.keys
-        listing = await self._store.list(keys.brokers)
-        documents = {entry.key: decode(entry.key, entry.value) for entry in listing.entries}
-        sessions = [document for key, document in documents.items() if key.endswith("/session")]
-        if not all("lease" in document for document in sessions):
-            # As leaders, they would not wait for the end of that lease.
-            self._report(NOT_ENDED, suspicion, reason="a broker of version 0.1 is running")
+        if self._state.feature_level < CURRENT_LEVEL:  # leaders of older versions would not wait for the lease
+            self._report(NOT_ENDED, suspicion, reason="the upgrade of the cluster is not finalized")
             return
-        lease = documents.get(keys.session(suspicion.node_id), {}).get("lease")
+        entry = await self._store.get(self._state.keys.session(suspicion.node_id))
+        lease = None if entry is None else decode(entry.key, entry.value).get("lease")
         for _ in range(ATTEMPTS_MAX):
             accusation = self._suspicions.accusation(suspicion, confirmer, self._clock.monotonic())
             if accusation is None or lease is None or not self._has_session():

@@ -24,10 +24,12 @@ from mansio.broker.services.topic_admin import MissingTopic, TopicReference
 from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import LeaderNotAvailable, MansioError, TopicAuthorizationFailed, UnknownTopicOrPartition
 from mansio.host.item_turns import ItemTurns
+from mansio.metadata.feature_level import SUPPORTED, FeatureUpdate
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import advertised_versions
+from mansio.wire.features import FIXED_FEATURES, SAFE_DOWNGRADE, UPGRADE, VERSION_FEATURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,27 +58,29 @@ PROBLEMS_MAX: Final = 100
 NO_PORT: Final = -1
 """Port of a fenced broker, whose address is unknown."""
 
-FEATURES: Final = {"transaction.version": 2}
-"""Finalized features (KIP-584) and their levels. Clients bump the epoch with each transaction and skip
-AddPartitionsToTxn from `transaction.version` 2 on (KIP-890)."""
-FEATURES_EPOCH: Final = 0
-"""The features never change while a broker runs."""
+FIXED_FEATURE_MIN: Final = 0
 
 METADATA_PARTITION: Final = ("__cluster_metadata", 0)
 """Partition of the metadata quorum in Kafka, which clients name in DescribeQuorum."""
 
 
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Return the API versions that this broker supports, from the versions table, and the finalized features."""
+    """Return the API versions that this broker supports, from the versions table, and the supported and finalized
+    features (KIP-584)."""
     del request, context
+    found = service.cluster_description.feature_level()
+    supported = dict.fromkeys(FIXED_FEATURES, FIXED_FEATURE_MIN) | {VERSION_FEATURE: SUPPORTED.lowest}
+    finalized = FIXED_FEATURES | {VERSION_FEATURE: found.level}
+    highest = FIXED_FEATURES | {VERSION_FEATURE: SUPPORTED.highest}
     return {
         "supported_features": [
-            {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
+            {"name": name, "min_version": lowest, "max_version": highest[name]}
+            for name, lowest in supported.items()
         ],
-        "finalized_features_epoch": FEATURES_EPOCH,
+        "finalized_features_epoch": found.epoch,
         "finalized_features": [
             {"name": name, "min_version_level": level, "max_version_level": level}
-            for name, level in FEATURES.items()
+            for name, level in finalized.items()
         ],
         "api_keys": [
             {"api_key": key, "min_version": lowest, "max_version": highest}
@@ -278,13 +282,22 @@ def _error_fields(error: MansioError) -> dict[str, Any]:
 async def update_features(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Reject the whole request if it contains an update, because no feature can be changed (KIP-584)."""
-    updates = [(update.feature, update.max_version_level) for update in request.feature_updates]
+    """Raise the feature level of the cluster (KIP-584). The answer has one error for all updates, as that of version 2;
+    before that, a result for each update if they were executed."""
+    version = context.api_version
+    turns = ItemTurns(service.scheduler)
+    updates = []
+    for each in request.feature_updates:
+        await turns.next()
+        kind = (SAFE_DOWNGRADE if each.allow_downgrade else UPGRADE) if version == 0 else each.upgrade_type
+        updates.append(FeatureUpdate(each.feature, each.max_version_level, kind))
     try:
-        service.cluster_description.update_features(updates, caller=context.caller)
+        await service.cluster_description.update_features(
+            updates, validate_only=version >= 1 and request.validate_only, caller=context.caller
+        )
     except MansioError as error:
         return _error_fields(error)
-    return {}
+    return {"results": [{"feature": each.feature} for each in updates]} if version <= 1 else {}
 
 
 async def describe_topic_partitions(

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.elections import ElectionResult
-from mansio.errors import ClusterAuthorizationFailed, MansioError, Unavailable
+from mansio.errors import ClusterAuthorizationFailed, FeatureNotFinalized, MansioError, Unavailable
 from mansio.host.item_turns import ItemTurns
 from mansio.metadata.reassignment import Reassignment
 from mansio.tracebacks import without_traceback
@@ -75,7 +75,7 @@ async def alter_partition_reassignments(
         errors: Sequence[MansioError | None] = await service.reassignments.alter(
             wanted, may_change_factor=may_change_factor, caller=context.caller
         )
-    except (ClusterAuthorizationFailed, Unavailable) as error:
+    except (ClusterAuthorizationFailed, FeatureNotFinalized, Unavailable) as error:
         refused = without_traceback(error)
         refusal = {"error_code": refused.kafka_code, "error_message": refused.message}
         errors = [refused] * len(wanted)
