@@ -18,8 +18,8 @@ Steps 1 to 3 decrease, in this order of precedence, the number of replicas in th
 numbers of replicas from their bands, and the sum of the squares of the deviations in bytes; so they end. Whether a step
 finds a move depends on the present replicas only, so a plan for the outcome of a plan is empty.
 
-Partitions are sorted once by size. The replicas that may move from one broker to another are a list in this order, in
-which a replica of a wanted size is found by bisection, so that the effort is about n log n in the number of partitions.
+Partitions are sorted once by size. The replicas of a broker that may move to a rack are a list in this order, in which
+a replica of a wanted size is found by bisection, so that the effort is about n log n in the number of partitions.
 
 Invariants:
 * Equal arguments give equal plans, whatever their order.
@@ -35,6 +35,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from fractions import Fraction
+from itertools import islice
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -195,7 +196,7 @@ class _Layout:
 
     Brokers have slots: the usable ones come first, sorted by node id. A partition's number is its position in the order
     of sizes. `_held` has the numbers of the movable partitions of each usable broker, in ascending order; `_choices`
-    has, for pairs of brokers, those that may move from the first to the second.
+    has, for a broker and another rack, those that may move there. In its own rack all may move.
     """
 
     def __init__(
@@ -234,9 +235,12 @@ class _Layout:
         self._bytes = [0] * self._usable
         self._held: list[list[int]] = [[] for _ in range(self._usable)]
         self._topics: list[Counter[str]] = [Counter() for _ in range(self._usable)]
-        self._choices: dict[tuple[int, int], list[int]] = {}
-        self._targets: defaultdict[int, set[int]] = defaultdict(set)
-        """The second brokers of the pairs in `_choices`, by the first one."""
+        self._choices: list[dict[int, list[int]]] = [{} for _ in range(self._usable)]
+        """By slot and rack; a list is made when it is needed first."""
+        self._versions = [0] * self._usable
+        """Number of changes of the replicas of each usable broker."""
+        self._even_pairs: dict[tuple[int, int], tuple[int, int]] = {}
+        """Pairs of brokers between which no move helps to even bytes, with their versions at that time."""
         self._replicas: list[list[int]] = []
         self._factors: list[int] = []
         """Number of replicas of each partition that are, or shall be, in racks with usable brokers."""
@@ -330,48 +334,58 @@ class _Layout:
     def _move(self, number: int, source: int, target: int) -> None:
         """Replace the replica at `source` by one at `target`, at the same position."""
         placed = self._replicas[number]
-        self._remove_choices(number)
+        is_other_rack = self._racks[source] != self._racks[target]
+        if is_other_rack and self._has_shared_racks:
+            self._even_pairs.clear()  # the numbers of replicas in the racks change
+        for slot in placed if is_other_rack else (source,):
+            self._remove_choices(number, slot)
         placed[placed.index(source)] = target
         topic, size_bytes = self._partitions[number].topic, self._sizes[number]
         if source < self._usable:
+            self._versions[source] += 1
             self._count[source] -= 1
             self._bytes[source] -= size_bytes
             self._topics[source][topic] -= 1
             held = self._held[source]
             del held[bisect_left(held, number)]
+        self._versions[target] += 1
         self._count[target] += 1
         self._bytes[target] += size_bytes
         self._topics[target][topic] += 1
         insort(self._held[target], number)
-        self._add_choices(number)
+        for slot in placed if is_other_rack else (target,):
+            self._add_choices(number, slot)
 
-    def _remove_choices(self, number: int) -> None:
-        for source in self._replicas[number]:
-            for target in self._targets.get(source, ()):
-                choices = self._choices[source, target]
+    def _remove_choices(self, number: int, source: int) -> None:
+        if source < self._usable:
+            for choices in self._choices[source].values():
                 position = bisect_left(choices, number)
                 if position < len(choices) and choices[position] == number:
                     del choices[position]
 
-    def _add_choices(self, number: int) -> None:
-        for source in self._replicas[number]:
-            for target in self._targets.get(source, ()):
-                if self._is_allowed(number, source, target):
-                    insort(self._choices[source, target], number)
+    def _add_choices(self, number: int, source: int) -> None:
+        if source < self._usable:
+            for rack, choices in self._choices[source].items():
+                if self._misplacement(number, source, rack) <= 0:
+                    insort(choices, number)
 
     def _movable(self, source: int, target: int) -> list[int]:
-        """Return the partitions of which a replica may move from `source` to `target`, the smallest first."""
-        choices = self._choices.get((source, target))
+        """Return the partitions of which a replica may move from `source` to the rack of `target`, the smallest
+        first."""
+        rack = self._racks[target]
+        if rack == self._racks[source] or not self._has_shared_racks:
+            return self._held[source]
+        choices = self._choices[source].get(rack)
         if choices is None:
-            choices = [number for number in self._held[source] if self._is_allowed(number, source, target)]
-            self._choices[source, target] = choices
-            self._targets[source].add(target)
+            held = self._held[source]
+            choices = [number for number in held if self._misplacement(number, source, rack) <= 0]
+            self._choices[source][rack] = choices
         return choices
 
-    def _misplacement(self, number: int, source: int, target: int) -> int:
-        """Return by how much a move changes the number of replicas in the wrong rack."""
+    def _misplacement(self, number: int, source: int, to_rack: int) -> int:
+        """Return by how much a move to a rack changes the number of replicas in the wrong rack."""
         racks = self._racks
-        from_rack, to_rack = racks[source], racks[target]
+        from_rack = racks[source]
         if from_rack == to_rack or not self._has_shared_racks:
             return 0
         in_from = in_to = 0
@@ -392,7 +406,7 @@ class _Layout:
     def _is_allowed(self, number: int, source: int, target: int) -> bool:
         """Whether a replica may move: to a broker without one, and not into a rack that has enough."""
         placed = self._replicas[number]
-        return target not in placed and self._misplacement(number, source, target) <= 0
+        return target not in placed and self._misplacement(number, source, self._racks[target]) <= 0
 
     def _fullness(self, slot: int, size_bytes: int) -> float:
         """Return the load of a broker with one more replica, relative to its means."""
@@ -407,7 +421,7 @@ class _Layout:
         return min(
             (slot for slot in range(self._usable) if slot not in placed),
             key=lambda slot: (
-                self._misplacement(number, source, slot),
+                self._misplacement(number, source, self._racks[slot]),
                 self._fullness(slot, size_bytes),
                 slot,
             ),
@@ -456,7 +470,7 @@ class _Layout:
             if slot in self._replicas[number]:
                 self._drain_replica(number)
                 continue
-            if self._misplacement(number, old, slot) > 0 and self._is_placeable(number, old):
+            if self._misplacement(number, old, self._racks[slot]) > 0 and self._is_placeable(number, old):
                 topic, index, *_ = self._partitions[number]
                 raise InvalidReplicaAssignment(
                     f"{topic}-{index} would have more replicas in the rack of broker {new} than are necessary: replace"
@@ -503,14 +517,16 @@ class _Layout:
             return None
         best: tuple[int, float, int, int] | None = None
         for source in placed:
-            if source < self._usable:
-                for target in range(self._usable):
-                    if target in placed or racks[target] == racks[source]:
-                        continue
-                    change = self._misplacement(number, source, target)
-                    score = (change, self._fullness(target, self._sizes[number]), source, target)
-                    if change < 0 and (best is None or score < best):
-                        best = score
+            if source >= self._usable:
+                continue
+            changes = [self._misplacement(number, source, rack) for rack in range(len(bounds))]
+            for target in range(self._usable):
+                change = changes[racks[target]]
+                if change >= 0 or (best is not None and change > best[0]) or target in placed:
+                    continue
+                score = (change, self._fullness(target, self._sizes[number]), source, target)
+                if best is None or score < best:
+                    best = score
         return None if best is None else best[2:]
 
     def _even_counts(self) -> bool:
@@ -526,8 +542,8 @@ class _Layout:
         """Return (partition, source, target) of the next move for the sake of numbers."""
         bands, count = self._count_bands, self._count
         above = [count[slot] - band.mean for slot, band in enumerate(bands)]
-        lowest = sorted(range(self._usable), key=lambda slot: (above[slot], slot))
-        highest = sorted(range(self._usable), key=lambda slot: (-above[slot], slot))
+        lowest = sorted(range(self._usable), key=above.__getitem__)
+        highest = sorted(range(self._usable), key=above.__getitem__, reverse=True)
         for source in highest:
             if count[source] > bands[source].most:
                 for target in lowest:
@@ -576,22 +592,34 @@ class _Layout:
         """Return the next move for the sake of bytes, or the two moves of an exchange."""
         means = self._byte_means
         above = [there - mean for there, mean in zip(self._bytes, means, strict=True)]
-        lowest = sorted(range(self._usable), key=lambda slot: (above[slot], slot))
+        lowest = sorted(range(self._usable), key=above.__getitem__)
         for source in reversed(lowest):
             if above[source] > BYTES_TOLERANCE * means[source]:
                 for target in lowest:
                     if above[target] >= 0:
                         break
-                    if (moves := self._byte_pair(source, target, above)) is not None:
+                    if (moves := self._byte_moves_between(source, target, above)) is not None:
                         return moves
         for target in lowest:
             if -above[target] > BYTES_TOLERANCE * means[target]:
                 for source in reversed(lowest):
                     if above[source] <= 0:
                         break
-                    if (moves := self._byte_pair(source, target, above)) is not None:
+                    if (moves := self._byte_moves_between(source, target, above)) is not None:
                         return moves
         return None
+
+    def _byte_moves_between(
+        self, source: int, target: int, above: Sequence[float]
+    ) -> list[tuple[int, int, int]] | None:
+        """Return the move or exchange of two brokers; None if none helps, which stays so until one of them changes."""
+        versions = self._versions[source], self._versions[target]
+        if self._even_pairs.get((source, target)) == versions:
+            return None
+        moves = self._byte_pair(source, target, above)
+        if moves is None:
+            self._even_pairs[source, target] = versions
+        return moves
 
     def _byte_pair(
         self, source: int, target: int, above: Sequence[float]
@@ -604,7 +632,8 @@ class _Layout:
             number = self._candidate(source, target, needed, least, most)
             if number is not None:
                 return [(number, source, target)]
-        for back in self._movable(target, source)[:_CHOICES]:
+        returning = (back for back in self._movable(target, source) if source not in self._replicas[back])
+        for back in islice(returning, _CHOICES):
             size_bytes = self._sizes[back]
             number = self._candidate(
                 source, target, needed + size_bytes, least + size_bytes, most + size_bytes
@@ -622,12 +651,16 @@ class _Layout:
     def _candidate(self, source: int, target: int, wanted: float, least: float, most: float) -> int | None:
         """Return the partition of which a replica moves from `source` to `target`: one whose size is about `wanted` and
         from `least` to `most`, of a topic that `source` has more of. None if there is none."""
-        choices, sizes = self._movable(source, target), self._sizes
+        choices, sizes, replicas = self._movable(source, target), self._sizes, self._replicas
         after = bisect_left(choices, bisect_left(sizes, min(max(wanted, least), most)))
         before = after - 1
         found: list[int] = []
         distance_max = 0.0
         while len(found) < _CHOICES:
+            while before >= 0 and target in replicas[choices[before]]:
+                before -= 1
+            while after < len(choices) and target in replicas[choices[after]]:
+                after += 1
             below = (
                 wanted - sizes[choices[before]] if before >= 0 and sizes[choices[before]] >= least else None
             )
@@ -727,7 +760,7 @@ def _leadership_pair(
 ) -> tuple[int, int] | None:
     """Return (broker that leads too many partitions, broker that leads too few) with a partition in common."""
     above = [led - band.mean for led, band in zip(leads, bands, strict=True)]
-    lowest = sorted(range(len(leads)), key=lambda slot: (above[slot], slot))
+    lowest = sorted(range(len(leads)), key=above.__getitem__)
     for source in reversed(lowest):
         if leads[source] > bands[source].most:
             for target in lowest:
