@@ -26,6 +26,7 @@ from mansio.cli.admin.cluster_moves import (
     throttled,
 )
 from mansio.cli.main import main
+from mansio.client.admin.admin import ConfigEntry
 from mansio.client.admin.cluster import (
     BrokerStatus,
     ClusterStatus,
@@ -37,10 +38,14 @@ from mansio.client.admin.cluster import (
 )
 from mansio.client.types import TopicPartition
 from mansio.config.broker_config import FOLLOWER_THROTTLE
+from mansio.config.config_def import INT64_MAX
 from mansio.errors import (
+    BrokerIdNotRegistered,
     ClusterAuthorizationFailed,
     ConcurrentChange,
+    DiskFull,
     InvalidReplicaAssignment,
+    InvalidRequest,
     MansioError,
     NoReassignmentInProgress,
     RequestTimedOut,
@@ -94,7 +99,7 @@ class FakeCluster:
             node_id
             for key, (wanted, _) in self.ongoing.items()
             for node_id in wanted
-            if node_id not in self.replicas[key]
+            if node_id not in self.replicas.get(key, ())
         )
         self.copies_max = max(self.copies_max, *into.values(), 0)
         return results
@@ -133,6 +138,13 @@ class FakeCluster:
 
     async def log_dirs(self) -> list[LogDir]:
         return self.dirs
+
+    async def unregister(self, node_id: int) -> None:
+        if node_id not in self.node_ids:
+            raise BrokerIdNotRegistered(f"there is no broker {node_id}")
+        if count := sum(node_id in there for there in self.replicas.values()):
+            raise InvalidRequest(f"broker {node_id} has {count} replicas")
+        self.node_ids = [one for one in self.node_ids if one != node_id]
 
     async def elect_leaders(self, kind: str, partitions: Sequence[TopicPartition]) -> list[ElectionResult]:
         self.elected = list(partitions)
@@ -201,7 +213,7 @@ def test_a_retriable_refusal_is_repeated_and_another_one_reported() -> None:
 
 def test_a_refusal_that_never_ends_is_reported() -> None:
     cluster = cluster_of(1)
-    cluster.errors = {("t", 0): [RequestTimedOut("slow")] * 100}
+    cluster.errors = {("t", 0): [RequestTimedOut("slow")] * 200}
     outcomes = Run(cluster, moves_to_three(1)).outcomes()
     assert isinstance(outcomes[("t", 0)], RequestTimedOut)
     assert len(cluster.asked) == cluster_moves.ATTEMPTS_MAX
@@ -255,10 +267,16 @@ class FakeAdmin:
     """Administration of a fake cluster; with the throttles of its brokers, now and all that were set."""
 
     def __init__(self, cluster: FakeCluster | None = None, *, failing: int | None = None) -> None:
-        self.cluster = cluster
+        self.cluster = FakeCluster({}) if cluster is None else cluster
         self.throttles: dict[int, str] = {}
         self.were_set: dict[int, str] = {}
         self.failing = failing
+
+    async def describe_config(self, node_id: int, *, kind: str) -> dict[str, ConfigEntry]:
+        assert kind == "broker"
+        source = "broker" if node_id in self.throttles else "default"
+        value = self.throttles.get(node_id, str(INT64_MAX))
+        return {FOLLOWER_THROTTLE: ConfigEntry(FOLLOWER_THROTTLE, value, source, source == "default")}
 
     async def alter_broker_config(self, node_id: int, changes: Mapping[str, str | None]) -> None:
         ((name, value),) = changes.items()
@@ -268,7 +286,7 @@ class FakeAdmin:
         elif node_id == self.failing:
             raise RequestTimedOut("no answer")
         else:
-            del self.throttles[node_id]
+            self.throttles.pop(node_id, None)
 
 
 class Commands:
@@ -278,10 +296,13 @@ class Commands:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
         self.admin = FakeAdmin()
+        self.throttles: dict[int, str] = {}
+        """What brokers have when a command begins."""
         self.errors = ""
 
     def __call__(self, cluster: FakeCluster, *arguments: str, code: int = 0) -> str:
         self.admin = FakeAdmin(cluster)
+        self.admin.throttles = dict(self.throttles)
 
         @asynccontextmanager
         async def connect(_bootstrap_servers: str) -> AsyncIterator[Any]:
@@ -405,6 +426,7 @@ def test_moves_are_listed_and_cancelled(command: Commands) -> None:
         "removing": [2],
         "copied_bytes": 400,
         "total_bytes": 1_000,
+        "throttle": None,
     }
     assert [row["copied_bytes"] for row in rows] == [400, 0]
     assert command.json(cluster, "cancel-moves", "--topic", "other", "--yes") == []
@@ -420,14 +442,15 @@ def test_moves_are_listed_and_cancelled(command: Commands) -> None:
 # -- what surrounds a run --------
 
 
+@pytest.mark.parametrize("running", [0, 3])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), RequestTimedOut("slow"), None])
-def test_the_throttle_is_there_while_moves_run_and_removed_however_they_end(
-    error: BaseException | None,
+def test_the_throttle_is_there_as_long_as_moves_run_however_the_command_ends(
+    error: BaseException | None, running: int
 ) -> None:
     admin = FakeAdmin()
 
     async def run() -> None:
-        async with throttled(cast("Admin", admin), (2, 3), 1_000):
+        async with throttled(cast("Admin", admin), (2, 3), 1_000, running=lambda: running):
             assert admin.throttles == {2: "1000", 3: "1000"}
             if error is not None:
                 raise error
@@ -437,7 +460,7 @@ def test_the_throttle_is_there_while_moves_run_and_removed_however_they_end(
     else:
         with pytest.raises(type(error)):
             asyncio.run(run())
-    assert admin.throttles == {}
+    assert admin.throttles == ({2: "1000", 3: "1000"} if error is not None and running else {})
 
 
 def test_a_throttle_that_stays_is_named_and_the_others_are_removed(
@@ -446,14 +469,112 @@ def test_a_throttle_that_stays_is_named_and_the_others_are_removed(
     admin = FakeAdmin(failing=2)
 
     async def run() -> None:
-        async with throttled(cast("Admin", admin), (2, 3), 1_000):
+        async with throttled(cast("Admin", admin), (2, 3), 1_000, running=lambda: 0):
             pass
-        async with throttled(cast("Admin", admin), (4,), None):
+        async with throttled(cast("Admin", admin), (4,), None, running=lambda: 0):
             assert 4 not in admin.throttles
 
     asyncio.run(run())
     assert admin.throttles == {2: "1000"}
     assert "of broker 2: no answer" in capsys.readouterr().err
+
+
+def test_a_throttle_stays_while_another_command_moves_partitions(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = cluster_of(1)
+    cluster.ongoing = {("t", 0): ((1, 3), 100)}
+    admin = FakeAdmin(cluster)
+
+    async def run() -> None:
+        async with throttled(cast("Admin", admin), (2,), 1_000, running=lambda: 0):
+            pass
+
+    asyncio.run(run())
+    assert admin.throttles == {2: "1000"}
+    assert "other moves are running; the throttle stays" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("moves",), ("rebalance", "--yes"), ("drain", "2", "--yes"), ("cancel-moves", "--yes")]
+)
+def test_the_throttle_of_an_interrupted_command_is_removed_when_nothing_runs_any_more(
+    command: Commands, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(cluster_moves, "THROTTLE_LOOK_S", 0.0)
+    command.throttles = {3: "1000"}
+    cluster = joined()
+    if arguments[0] in ("moves", "cancel-moves"):
+        cluster.ongoing = {("t", 0): ((1, 3), 1_000)}
+        assert command.json(cluster, "moves")[0]["throttle"] == 1_000
+        assert command.admin.throttles == {3: "1000"}
+    if arguments[0] == "moves":
+        cluster.ongoing = {}
+    command(cluster, *arguments)
+    assert command.admin.throttles == {}
+    if arguments[0] in ("moves", "cancel-moves"):
+        assert "no moves are running; the throttle of 1.0 kB/s (broker 3) was removed" in command.errors
+
+
+def test_a_move_waits_for_room_on_the_disk_and_fails_if_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_moves, "MEASURE_S", -1.0)
+    cluster = cluster_of(3)
+    cluster.dirs = [LogDir(3, {}, 100, 25)]
+    ended: list[int] = []
+
+    async def log_dirs() -> list[LogDir]:
+        there = {TopicPartition(*key): 10 for key, replicas in cluster.replicas.items() if 3 in replicas}
+        ended.append(len(there))
+        return [LogDir(3, there, 100, 25 - 10 * len(there))]
+
+    monkeypatch.setattr(cluster, "log_dirs", log_dirs)
+    run = Run(cluster, moves_to_three(3))
+    outcomes = run.outcomes()
+    assert [error is None for error in outcomes.values()] == [True, True, False]
+    assert cluster.copies_max == 2
+    assert isinstance(outcomes["t", 2], DiskFull)
+    assert "broker 3 has 5 B free" in outcomes["t", 2].message
+    assert ended.count(2) >= cluster_moves.LOOKS_WITHOUT_ROOM_MAX, "former replicas may still be deleted"
+
+
+def test_progress_counts_what_the_running_moves_have_copied() -> None:
+    cluster = cluster_of(2)
+    cluster.dirs = [LogDir(3, {TopicPartition("t", 0): 7, TopicPartition("t", 1): 99})]
+    run = Run(cluster, moves_to_three(2))
+    run.outcomes()
+    assert run.progress[0].bytes_done == 7 + 10
+
+
+def test_a_broker_that_is_gone_is_drained_and_a_topic_deleted_meanwhile_is_no_failure(
+    command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = joined()
+    cluster.node_ids = (1, 3)
+    cluster.leaders = dict.fromkeys(cluster.replicas, 1)
+    cluster.replicas["gone", 0] = (1, 2)
+    begin = cluster.alter_reassignments
+
+    async def delete_a_topic(
+        replicas: Mapping[Key, Sequence[int] | None], **options: Any
+    ) -> list[ReassignmentResult]:
+        results = await begin(replicas, **options)
+        cluster.replicas.pop(("gone", 0), None)
+        return results
+
+    monkeypatch.setattr(cluster, "alter_reassignments", delete_a_topic)
+    done = command.json(cluster, "drain", "2", "--yes")
+    assert {row["topic"] for row in done["executed"] if row["error"]} == {"gone"}
+    assert "stop it, then mansio cluster remove 2" in command.errors
+
+
+def test_a_broker_is_removed_once_and_a_refusal_is_one_line(command: Commands) -> None:
+    cluster = joined()
+    command(cluster, "remove", "3")
+    assert "broker 3 was removed" in command.errors
+    command(cluster, "remove", "3")
+    assert "broker 3 is not registered" in command.errors
+    command(cluster, "remove", "2", code=1)
+    assert command.errors == "mansio: broker 2 has 8 replicas\n"
 
 
 def test_a_plan_is_made_from_the_state_after_the_running_moves() -> None:

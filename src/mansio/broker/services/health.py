@@ -32,12 +32,14 @@ class Problem(NamedTuple):
 class HealthReport(NamedTuple):
     """`problems`: why the broker is not ready; `warnings`: what does not affect that. `is_session_held`: whether the
     broker's session has certainly not expired; true on a single node, which has none. `session_lost_ms`: time since the
-    Unix epoch from which it is not held, -1 if it is held or the time is unknown."""
+    Unix epoch from which it is not held, -1 if it is held or the time is unknown. `broker_epoch`: the epoch of the
+    session that is held, which is another one after each start; -1 without one."""
 
     problems: Sequence[Problem]
     warnings: Sequence[Problem]
     is_session_held: bool
     session_lost_ms: int
+    broker_epoch: int = -1
 
 
 class HealthService:
@@ -68,9 +70,13 @@ class HealthService:
         self._authorization.check_cluster(caller, Operation.DESCRIBE)
         problems, warnings = ((), ()) if self._sources is None else (tuple(each()) for each in self._sources)
         cluster = self._cluster
-        if cluster is None or cluster.is_session_valid():
+        if cluster is None:
             return HealthReport(problems, warnings, is_session_held=True, session_lost_ms=-1)
         session = cluster.session()
+        if session is not None and cluster.is_session_valid():
+            return HealthReport(
+                problems, warnings, is_session_held=True, session_lost_ms=-1, broker_epoch=session.epoch
+            )
         lost_ms = -1
         if session is not None and session.epoch:
             lost_for_ms = (self._clock.monotonic() - session.valid_until) * 1000

@@ -73,7 +73,16 @@ SETTING_COLUMNS = ("name", "value", "source", "changeable")
 ELECTION_COLUMNS = ("topic", "partition", "outcome", "error")
 BALANCE_COLUMNS = ("broker", "replicas", "replicas_after", "bytes", "bytes_after", "leads", "leads_after")
 MOVE_COLUMNS = ("topic", "partition", "before", "after", "copied_bytes")
-RUNNING_COLUMNS = ("topic", "partition", "replicas", "adding", "removing", "copied_bytes", "total_bytes")
+RUNNING_COLUMNS = (
+    "topic",
+    "partition",
+    "replicas",
+    "adding",
+    "removing",
+    "copied_bytes",
+    "total_bytes",
+    "throttle",
+)
 CANCEL_COLUMNS = ("topic", "partition", "outcome", "error")
 ROUNDS_MAX = 10
 """How often `drain` and `replace` plan again for replicas that the broker got meanwhile."""
@@ -365,16 +374,53 @@ def replace(
 
 
 @app.command()
+def remove(
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="Node id of the broker.")],
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Have the cluster forget a broker that was drained and stopped.
+
+    Refused while the broker runs or has replicas. It can join again: start it. A broker that is not registered is
+    forgotten already: the exit code is 0.
+    """
+
+    async def work() -> bool:
+        from mansio.errors import BrokerIdNotRegistered
+
+        async with connect(bootstrap_servers) as client:
+            try:
+                await client.admin.cluster.unregister(broker)
+            except BrokerIdNotRegistered:
+                return False
+        return True
+
+    is_removed = run(work())
+    message = f"broker {broker} was removed" if is_removed else f"broker {broker} is not registered"
+    print(f"mansio: {message}", file=sys.stderr, flush=True)
+
+
+@app.command()
 def moves(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """List the moves of partitions that are running, and how much of them is copied."""
+    """List the moves of partitions that are running, and how much of them is copied.
+
+    THROTTLE: bytes per second that a broker copies at most. The throttle of a command that was interrupted is removed
+    if no moves are running any more.
+    """
 
     async def work() -> list[dict[str, Any]]:
-        from mansio.cli.admin.cluster_moves import copied_bytes, read_load
+        from mansio.cli.admin.cluster_moves import (
+            copied_bytes,
+            read_load,
+            read_throttles,
+            remove_unused_throttles,
+        )
 
         async with connect(bootstrap_servers) as client:
             cluster = client.admin.cluster
+            await remove_unused_throttles(client.admin)
+            throttles = await read_throttles(client.admin)
             load, dirs = await read_load(cluster), await cluster.log_dirs()
             total = {(move.topic, move.partition): move.copied_bytes for move in load.running}
             return [
@@ -386,6 +432,9 @@ def moves(
                     "removing": list(one.removing),
                     "copied_bytes": copied_bytes(one, dirs),
                     "total_bytes": total.get((one.topic, one.partition)),
+                    "throttle": min(
+                        (throttles[node_id] for node_id in one.adding if node_id in throttles), default=None
+                    ),
                 }
                 for one in await cluster.list_reassignments()
             ]
@@ -402,7 +451,7 @@ def cancel_moves(
 ) -> None:
     """End the moves that are running: their partitions return to the replicas that they had before.
 
-    No records are lost. The exit code is 1 if a move could not be ended.
+    No records are lost. If no move is left, the throttle is removed. The exit code is 1 if a move could not be ended.
     """
 
     async def read() -> list[tuple[str, int]]:
@@ -411,10 +460,12 @@ def cancel_moves(
         return [(one.topic, one.partition) for one in found if not topic or one.topic in topic]
 
     async def cancel(wanted: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+        from mansio.cli.admin.cluster_moves import remove_unused_throttles
         from mansio.errors import NoReassignmentInProgress
 
         async with connect(bootstrap_servers) as client:
             results = await client.admin.cluster.alter_reassignments(dict.fromkeys(wanted))
+            await remove_unused_throttles(client.admin)
         return [
             {
                 "topic": one.topic,
@@ -464,27 +515,47 @@ def _carry_out(title: str, goal: Goal, options: _MoveOptions, *, leaving: int | 
     outcomes: list[Outcome] = []
     for number in range(ROUNDS_MAX):
         load = run(_read_load(options.bootstrap_servers))
+        if number and leaving is not None and not load.running and not _has_replicas(load, leaving):
+            break  # the broker need not be registered any more
         moves = plan_moves(load.brokers, load.partitions, goal)
         if number == 0:
             planned = moves
             _show_plan(load, moves, options)
         is_finished = not moves and not load.running
         is_single = leaving is None and number > 0
-        has_failed = any(one.error is not None for one in outcomes)
+        has_failed = any(one.has_failed for one in outcomes)
         if options.dry_run or is_finished or is_single or has_failed:
+            if not number and not options.dry_run:
+                run(_remove_unused_throttles(options.bootstrap_servers))
             break
         if number == 0 and moves:
             _check_space(load, moves)
             confirm(_summary_of(title, moves, options.throttle), is_sure=options.is_sure)
         outcomes += run(_execute(load, moves, options))
     _show_outcomes(planned, outcomes, options)
-    failed = sum(one.error is not None for one in outcomes)
+    failed = sum(one.has_failed for one in outcomes)
     if failed:
         raise typer.Exit(
             print_error(f"{failed} of {count_text(len(outcomes), 'move')} failed; run the command again")
         )
     if leaving is not None and not options.dry_run:
         _check_left(load, leaving)
+        print(
+            f"mansio: broker {leaving} has no replicas: stop it, then mansio cluster remove {leaving}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _has_replicas(load: ClusterLoad, node_id: int) -> bool:
+    return any(node_id in one.replicas for one in load.partitions)
+
+
+async def _remove_unused_throttles(bootstrap_servers: str) -> None:
+    from mansio.cli.admin.cluster_moves import remove_unused_throttles
+
+    async with connect(bootstrap_servers) as client:
+        await remove_unused_throttles(client.admin)
 
 
 async def _read_load(bootstrap_servers: str) -> ClusterLoad:
@@ -512,15 +583,12 @@ async def _execute(load: ClusterLoad, moves: Sequence[Move], options: _MoveOptio
         )
         targets = sorted({node_id for move in (*moves, *load.running) for node_id in move.added})
         try:
-            async with throttled(client.admin, targets, options.throttle):
+            async with throttled(client.admin, targets, options.throttle, running=lambda: runner.running):
                 outcomes = await runner.run()
-        except asyncio.CancelledError:
-            print(
-                f"mansio: interrupted; {count_text(runner.running, 'move')} that began go on. Run the command again to"
-                " continue, or end them with mansio cluster cancel-moves",
-                file=sys.stderr,
-                flush=True,
-            )
+        except BaseException as error:
+            lines.end()
+            is_interrupted = isinstance(error, asyncio.CancelledError)
+            _report_interruption(runner.running, options.throttle, is_interrupted=is_interrupted)
             raise
         moved = [outcome.move for outcome in outcomes if outcome.error is None]
         if failed := await elect_preferred_leaders(client.admin.cluster, moved):
@@ -528,6 +596,22 @@ async def _execute(load: ClusterLoad, moves: Sequence[Move], options: _MoveOptio
                 f"{count_text(failed, 'partition')} could not get the preferred leader now; later: mansio cluster elect"
             )
     return outcomes
+
+
+def _report_interruption(running: int, throttle: int | None, *, is_interrupted: bool) -> None:
+    """Say what goes on without the command, and which commands continue or end it."""
+    from mansio.cli.admin.cluster_moves import bytes_text
+
+    reason = "interrupted" if is_interrupted else "the command failed"
+    if running:
+        rate = "" if throttle is None else f" at the throttle of {bytes_text(throttle)}/s"
+        text = f"{count_text(running, 'move')} that began go on{rate}. Run the command again to continue, or end them"
+        text += " with mansio cluster cancel-moves"
+        if throttle is not None:
+            text += "; both remove the throttle, as mansio cluster moves does after the last move"
+    else:
+        text = "no moves are running. Run the command again to continue"
+    print(f"mansio: {reason}; {text}", file=sys.stderr, flush=True)
 
 
 def _report_stall(running: int) -> None:

@@ -1,7 +1,8 @@
 """Cluster administration: brokers, partitions, leader elections and reassignments; available as `client.admin.cluster`.
 
 Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460), DescribeLogDirs (KIP-113,
-KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), UpdateFeatures (KIP-584), and
+KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), UnregisterBroker (KIP-631),
+UpdateFeatures (KIP-584), and
 DescribeHealth of Mansio; caches no results.
 """
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 PARTITIONS_PER_PAGE: Final = 2000
 TOPICS_PER_REQUEST: Final = 200
 REASSIGNMENTS_PER_REQUEST: Final = 500
+ELECTIONS_PER_REQUEST: Final = 500
+"""Each is a transaction, and they are executed one after the other."""
 ELECTION_NOT_NEEDED: Final = 84
 MIN_IN_SYNC_REPLICAS_CONFIG: Final = "min.insync.replicas"
 ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
@@ -77,7 +80,8 @@ class BrokerHealth:
 
     `is_session_held`: whether its session has certainly not expired; without it a broker acknowledges nothing with
     acks=all. `session_lost_at`: since when it is not held; None if it is held or the time is unknown. `error`: why the
-    broker did not answer, None if it did; the other fields then say nothing.
+    broker did not answer, None if it did; the other fields then say nothing. `broker_epoch`: the epoch of its session,
+    which is another one after each start; None without a session, on a single node, and of an older broker.
     """
 
     node_id: int
@@ -86,6 +90,7 @@ class BrokerHealth:
     problems: tuple[HealthProblem, ...] = ()
     warnings: tuple[HealthProblem, ...] = ()
     error: MansioError | None = None
+    broker_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +233,19 @@ class ClusterAdmin:
         )
         return ClusterStatus(response.cluster_id, response.controller_id, brokers)
 
-    async def health(self, *, timeout_ms: float = 5_000) -> list[BrokerHealth]:
-        """The health of each broker that the cluster reports as live, sorted by node id. Each broker is asked itself,
-        for at most `timeout_ms`; one that does not answer, or has no health because it is older, has an `error`."""
+    async def health(
+        self, brokers: Iterable[int] | None = None, *, timeout_ms: float = 5_000
+    ) -> list[BrokerHealth]:
+        """The health of those of `brokers` (None: all) that the cluster reports as live, sorted by node id. Each broker
+        is asked itself, for at most `timeout_ms`; one that does not answer, or has no health because it is older, has
+        an `error`."""
+        wanted = None if brokers is None else set(brokers)
         found = await self.status()
-        live = [one.node_id for one in found.brokers if not one.is_fenced]
+        live = [
+            one.node_id
+            for one in found.brokers
+            if not one.is_fenced and (wanted is None or one.node_id in wanted)
+        ]
         return list(await asyncio.gather(*(self._health(node_id, timeout_ms) for node_id in live)))
 
     async def _health(self, node_id: int, timeout_ms: float) -> BrokerHealth:
@@ -252,6 +265,7 @@ class ClusterAdmin:
             None if lost_ms < 0 else datetime.fromtimestamp(lost_ms / 1000, UTC),
             tuple(map(_health_problem, response.problems)),
             tuple(map(_health_problem, response.warnings)),
+            broker_epoch=None if response.broker_epoch < 0 else response.broker_epoch,
         )
 
     async def features(self, *, timeout_ms: float = 5_000) -> ClusterFeatures:
@@ -296,13 +310,15 @@ class ClusterAdmin:
             check=check_top_level_error,
         )
 
-    async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:
-        """All partitions of `topics` (None: of all topics, including internal topics). Raises
-        `UnknownTopicOrPartition`."""
+    async def partitions(
+        self, topics: Iterable[str] | None = None, *, broker: int | None = None
+    ) -> list[PartitionStatus]:
+        """All partitions of `topics` (None: of all topics, including internal topics), as the broker `broker` knows
+        them (None: any broker). Raises `UnknownTopicOrPartition`."""
         wanted = None if topics is None else sorted(set(topics))
         if wanted == []:
             return []
-        found = [response async for response in self._pages(wanted)]
+        found = [response async for response in self._pages(wanted, broker)]
         least = await self._min_in_sync_replicas(sorted({response.name for response in found}))
         return [
             PartitionStatus(
@@ -333,26 +349,29 @@ class ClusterAdmin:
         type "unclean" a live replica that is *not* in sync becomes the leader of a partition that has none;
         acknowledged records that this replica does not have are lost permanently.
         """
-        grouped: dict[str, list[int]] = {}
-        for topic, partition in partitions or ():
-            grouped.setdefault(topic, []).append(partition)
-        fields = {
-            "election_type": ELECTION_TYPES[election_type],
-            "topic_partitions": None
-            if partitions is None
-            else [{"topic": topic, "partitions": indexes} for topic, indexes in grouped.items()],
-            "timeout_ms": timeout_ms,
-        }
-        response = await self._cluster.request_controller(
-            ApiKey.ELECT_LEADERS,
-            fields,
-            check=lambda response: raise_for_code(getattr(response, "error_code", 0)),
-        )
-        results = [
-            _result(topic.topic, partition)
-            for topic in response.replica_election_results
-            for partition in topic.partition_result
-        ]
+        results = []
+        wanted = None if partitions is None else list(partitions)
+        for begin in range(0, 1 if wanted is None else len(wanted), ELECTIONS_PER_REQUEST):
+            grouped: dict[str, list[int]] = {}
+            for topic, partition in () if wanted is None else wanted[begin : begin + ELECTIONS_PER_REQUEST]:
+                grouped.setdefault(topic, []).append(partition)
+            fields = {
+                "election_type": ELECTION_TYPES[election_type],
+                "topic_partitions": None
+                if wanted is None
+                else [{"topic": topic, "partitions": indexes} for topic, indexes in grouped.items()],
+                "timeout_ms": timeout_ms,
+            }
+            response = await self._cluster.request_controller(
+                ApiKey.ELECT_LEADERS,
+                fields,
+                check=lambda response: raise_for_code(getattr(response, "error_code", 0)),
+            )
+            results += [
+                _result(each.topic, partition)
+                for each in response.replica_election_results
+                for partition in each.partition_result
+            ]
         self._cluster.mark_stale({result.topic for result in results})
         return sorted(results, key=lambda result: (result.topic, result.partition))
 
@@ -421,6 +440,15 @@ class ClusterAdmin:
         self._cluster.mark_stale({result.topic for result in results})
         return sorted(results, key=lambda result: (result.topic, result.partition))
 
+    async def unregister(self, node_id: int) -> None:
+        """Have the cluster forget a broker that has left it for good: it is drained and stopped (KIP-631). It can
+        register again.
+
+        Raises `BrokerIdNotRegistered`, and `InvalidRequest` if the broker runs or has replicas."""
+        await self._cluster.request_controller(
+            ApiKey.UNREGISTER_BROKER, {"broker_id": node_id}, check=check_top_level_error
+        )
+
     async def list_reassignments(self, *, timeout_ms: int = 30_000) -> list[Reassignment]:
         """The ongoing moves of partitions, sorted by topic and partition (KIP-455)."""
         response = await self._cluster.request_controller(
@@ -441,7 +469,7 @@ class ClusterAdmin:
         ]
         return sorted(found, key=lambda one: (one.topic, one.partition))
 
-    async def _pages(self, topics: Sequence[str] | None) -> AsyncIterator[Any]:
+    async def _pages(self, topics: Sequence[str] | None, broker: int | None) -> AsyncIterator[Any]:
         """Topics of all DescribeTopicPartitions pages. A topic whose partitions span several pages is yielded once per
         page."""
         cursor = None
@@ -453,6 +481,7 @@ class ClusterAdmin:
                     "response_partition_limit": PARTITIONS_PER_PAGE,
                     "cursor": cursor,
                 },
+                node_id=broker,
             )
             for topic in page.topics:
                 error = client_error_for_code(topic.error_code) if topic.error_code else None

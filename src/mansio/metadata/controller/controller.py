@@ -448,7 +448,9 @@ class Controller:
         if registration is None:
             raise BrokerIdNotRegistered(f"there is no broker {node_id}")
         if node_id in self._state.brokers:
-            raise InvalidRequest(f"broker {node_id} is running; stop it first")
+            raise InvalidRequest(
+                f"broker {node_id} has a session: stop it first; the session of one that was killed ends soon"
+            )
         topics = [*self._state.topics.values(), *self._state.unfinished_topics.values()]
         replicas = sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
         if replicas:

@@ -268,7 +268,9 @@ class HandOver:
         return bool(response.confirmed)
 
     async def _end_session(self, suspicion: Suspicion, confirmer: int) -> None:
-        if self._state.feature_level < CURRENT_LEVEL:  # leaders of older versions would not wait for the lease
+        if (
+            self._state.feature_level < CURRENT_LEVEL
+        ):  # leaders of older versions would not wait for the lease
             self._report(NOT_ENDED, suspicion, reason="the upgrade of the cluster is not finalized")
             return
         entry = await self._store.get(self._state.keys.session(suspicion.node_id))

@@ -858,7 +858,8 @@ class HealthProblem(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeHealthResponse(_Flexible):
     """Response. `is_session_held`: true on a single node; `session_lost_ms`: time since the Unix epoch from which the
-    session is not held, -1 if it is held or the time is unknown; `problems`: why the broker is not ready."""
+    session is not held, -1 if it is held or the time is unknown; `problems`: why the broker is not ready;
+    `broker_epoch`: the epoch of the session that is held, -1 without one."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -867,6 +868,7 @@ class DescribeHealthResponse(_Flexible):
     session_lost_ms: int = field(metadata=_INT64)
     problems: tuple[HealthProblem, ...]
     warnings: tuple[HealthProblem, ...]
+    broker_epoch: int = field(metadata={**_INT64, "tag": 0}, default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,7 @@ async def describe_health(
     return {
         "is_session_held": found.is_session_held,
         "session_lost_ms": found.session_lost_ms,
+        "broker_epoch": found.broker_epoch,
         "problems": [_problem_fields(each) for each in found.problems[:PROBLEMS_MAX]],
         "warnings": [_problem_fields(each) for each in found.warnings[:PROBLEMS_MAX]],
     }
