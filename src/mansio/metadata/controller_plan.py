@@ -20,7 +20,7 @@ Sources: KIP-101, KIP-631, KIP-841, KIP-966.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRequest, Unavailable
 from mansio.metadata import reassignment
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from mansio.metadata.cluster_view import ClusterView
     from mansio.metadata.feature_level import LevelRange
     from mansio.metadata.model import PartitionState, Topic
+
+
+FINISHES_MAX: Final = 2_000
+"""Number of reassignments that one plan finishes; the next plan finishes others."""
 
 
 class FenceBroker(NamedTuple):
@@ -71,31 +75,67 @@ class Plan(NamedTuple):
 
 
 def plan(view: ClusterView, *, balance: bool = False) -> Plan:
-    """All decisions that are due now. With `balance`, leaderships also return to the preferred leaders."""
-    elections: list[PartitionChange] = []
-    others: list[PartitionChange] = []
-    factors = []
-    for topic in view.topics.values():
-        may_have_factor = False
-        for index, partition in enumerate(topic.partitions):
-            change = _decide(view, topic.topic_id, index, partition, balance=balance)
-            if change is None and view.has_leader(partition):
-                change = reassignment.finish(view, topic, index)
-            if change is not None:
-                (others if change.after.leader == partition.leader else elections).append(change)
-            if len(partition.replicas) != topic.replication_factor or reassignment.is_reassigned(partition):
-                may_have_factor = True
-        if may_have_factor and (factor := reassignment.factor_change(topic)) is not None:
-            factors.append(factor)
-    fences = [
-        FenceBroker(node_id, registration.mod_revision, registration.levels)
-        for node_id, registration in view.registrations.items()
-        if registration.state != BROKER_FENCED and view.is_dead(node_id)
-    ]
-    deletions = [
-        CompleteDeletion(topic) for topic in view.unfinished_topics.values() if _creator_is_gone(view, topic)
-    ]
-    return Plan(elections + others, fences, deletions, factors)
+    """The decisions that are due now (`PlanBuilder`), made at once."""
+    builder = PlanBuilder(view, balance=balance)
+    for _ in builder.steps():
+        pass
+    return builder.plan()
+
+
+class PlanBuilder:
+    """Makes the decisions that are due, partition by partition, so that other work can run in between.
+
+    With `balance`, leaderships also return to the preferred leaders. A plan finishes at most `FINISHES_MAX`
+    reassignments, so that elections that become due meanwhile wait for few transactions. The view may change between
+    two steps: each decision is executed only if what it relies on is unchanged.
+    """
+
+    def __init__(self, view: ClusterView, *, balance: bool = False) -> None:
+        self._view = view
+        self._balance = balance
+        self._elections: list[PartitionChange] = []
+        self._others: list[PartitionChange] = []
+        self._factors: list[reassignment.FactorChange] = []
+        self._finishes = 0
+
+    def steps(self) -> Iterator[None]:
+        """Decide about one partition after the other, one in each step."""
+        for topic in tuple(self._view.topics.values()):
+            may_have_factor = False
+            for index, partition in enumerate(topic.partitions):
+                self._decide(topic, index, partition)
+                if len(partition.replicas) != topic.replication_factor or reassignment.is_reassigned(
+                    partition
+                ):
+                    may_have_factor = True
+                yield
+            if may_have_factor and (factor := reassignment.factor_change(topic)) is not None:
+                self._factors.append(factor)
+
+    def _decide(self, topic: Topic, index: int, partition: PartitionState) -> None:
+        view = self._view
+        change = _decide(view, topic.topic_id, index, partition, balance=self._balance)
+        if change is None and self._finishes < FINISHES_MAX and view.has_leader(partition):
+            change = reassignment.finish(view, topic, index)
+            self._finishes += change is not None
+        if change is not None:
+            is_election = not change.after.is_led_by(partition.leader, partition.leader_broker_epoch)
+            (self._elections if is_election else self._others).append(change)
+
+    def plan(self) -> Plan:
+        """Return the decisions, after the last step."""
+        view = self._view
+        fences = [
+            FenceBroker(node_id, registration.mod_revision, registration.levels)
+            for node_id, registration in view.registrations.items()
+            if registration.state != BROKER_FENCED and view.is_dead(node_id)
+        ]
+        deletions = [
+            CompleteDeletion(topic)
+            for topic in view.unfinished_topics.values()
+            if _creator_is_gone(view, topic)
+        ]
+        return Plan(self._elections + self._others, fences, deletions, self._factors)
 
 
 def transferable_leaderships(view: ClusterView, node_id: int) -> int:

@@ -186,8 +186,28 @@ def test_a_replica_that_was_removed_while_the_broker_was_down_is_removed_or_quar
     states = (PartitionState((2, 3), 2, 4, (2,)), PartitionState((1, 2), 2, 4, (2,)))
     directory = data_directory.make(now.have(1, partitions=states))
     (directory / "1").mkdir()
+    for name in ("0.damaged", "1.damaged"):
+        (directory / name).mkdir()
     data_directory.start(now)
-    assert [path.name for path in directory.iterdir()] == ["1"]
-    quarantined = data_directory.path / "quarantine" / f"{directory.name}.0" / "00.log"
-    assert quarantined.exists() == is_older
+    assert {path.name for path in directory.iterdir()} == {"1", "1.damaged"}
+    for name in ("0", "0.damaged"):
+        quarantined = data_directory.path / "quarantine" / f"{directory.name}.{name}"
+        assert quarantined.exists() == is_older
+    assert data_directory.names("removed") == []
+
+
+def test_a_replica_is_removed_with_its_quarantined_directory(data_directory: DataDirectory) -> None:
+    topic = Metadata().have(1)
+    directory = data_directory.make(topic)
+    (directory / "0.damaged").mkdir()
+    (directory / "1.damaged").mkdir()
+
+    async def remove() -> None:
+        scheduler = AsyncioScheduler(asyncio.get_running_loop())
+        directories = OrphanedDirectories(HostDisk(), AtOnce(), scheduler, str(data_directory.path), 1)
+        await directories.remove_replica(topic, 0)
+        await directories.remove_replica(topic, 0)
+
+    asyncio.run(remove())
+    assert [path.name for path in directory.iterdir()] == ["1.damaged"]
     assert data_directory.names("removed") == []

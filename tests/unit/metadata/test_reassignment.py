@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mansio.errors import InvalidReplicaAssignment, InvalidReplicationFactor, MansioError, Unavailable
-from mansio.metadata import reassignment
+from mansio.metadata import controller_plan, reassignment
 from mansio.metadata.cluster_view import ClusterView, PartitionChange
 from mansio.metadata.controller_plan import plan
 from mansio.metadata.model import (
@@ -291,3 +291,13 @@ def test_a_move_ends_when_as_many_are_in_sync_as_the_topic_requires() -> None:
     state = STATE._replace(replicas=(1, 3, 4, 2), isr=(1, 4), adding=(4,), removing=(2,))
     assert not plan(view_of(topic_of(state, configs={"min.insync.replicas": "3"}), ALL)).changes
     assert plan(view_of(topic_of(state), ALL)).changes
+
+
+def test_a_plan_finishes_a_bounded_number_of_moves_and_all_elections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_plan, "FINISHES_MAX", 3)
+    moved = PartitionState((1, 4, 2, 3), 1, 5, (1, 2, 3, 4), 7, (4,), (2, 3), 101)
+    failed = PartitionState((5, 1, 2), 5, 5, (5, 1, 2), 7, (), (), 90)
+    topic = topic_of(moved, factor=2)
+    topic = dataclasses.replace(topic, partitions=(moved,) * 10 + (failed,))
+    changes = plan(view_of(topic, ALL)).changes
+    assert [change.partition for change in changes] == [10, 0, 1, 2]

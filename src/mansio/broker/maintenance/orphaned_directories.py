@@ -22,7 +22,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from mansio.broker.partition.partition_files import topic_directory
+from mansio.broker.partition.partition_files import DAMAGED_SUFFIX, topic_directory
 from mansio.errors import StorageError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.host.run_in_thread import run_in_thread
@@ -102,11 +102,13 @@ class OrphanedDirectories:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
 
     async def remove_replica(self, topic: Topic, index: int) -> None:
-        """Remove the directory of a partition of which this broker has no replica any more. Raises `StorageError` if it
-        cannot be moved; if it is moved and cannot be removed, the next start removes it."""
+        """Remove the directory of a partition of which this broker has no replica any more, and a quarantined one of
+        it. Raises `StorageError` if one cannot be moved; if it is moved and cannot be removed, the next start removes
+        it."""
         moved = await self._run_in_thread(partial(self._move_replica, self._name_of(topic), str(index)))
         try:
-            await self._run_in_thread(partial(self._remove_tree, moved))
+            for directory in moved:
+                await self._run_in_thread(partial(self._remove_tree, directory))
         except StorageError as error:
             logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
 
@@ -142,17 +144,21 @@ class OrphanedDirectories:
         if unknown:
             self._disk.sync_directory(root)
         for name, former_replicas in known.items():
-            for index in former_replicas.intersection(self._list_names(f"{root}/{name}")):
+            there = {each.removesuffix(DAMAGED_SUFFIX) for each in self._list_names(f"{root}/{name}")}
+            for index in former_replicas & there:
                 self._move_replica(name, index, mismatch)
         self._write_last_seen(now)
 
-    def _move_replica(self, name: str, index: str, mismatch: str = "") -> str:
-        """Move the directory of a partition, if it exists; return where it is then, an empty text otherwise."""
+    def _move_replica(self, name: str, index: str, mismatch: str = "") -> list[str]:
+        """Move the directories of a partition that exist, a quarantined one included; return where they are then."""
         directory = f"{self._data_dir}/topics/{name}"
-        if not self._disk.exists(f"{directory}/{index}"):
-            return ""
-        moved = self._move_directory(f"{name}/{index}", f"{name}.{index}", mismatch)
-        self._disk.sync_directory(directory)
+        moved = [
+            self._move_directory(f"{name}/{each}", f"{name}.{each}", mismatch)
+            for each in (index, f"{index}{DAMAGED_SUFFIX}")
+            if self._disk.exists(f"{directory}/{each}")
+        ]
+        if moved:
+            self._disk.sync_directory(directory)
         return moved
 
     def _move_directory(self, name: str, new_name: str, mismatch: str) -> str:
@@ -172,7 +178,7 @@ class OrphanedDirectories:
         return target
 
     def _remove_tree(self, directory: str) -> None:
-        if directory and self._disk.exists(directory):  # otherwise another call has removed it
+        if self._disk.exists(directory):  # otherwise another call has removed it
             self._disk.remove_tree(directory)
 
     def _list_names(self, root: str) -> list[str]:

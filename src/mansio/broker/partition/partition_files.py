@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 
 NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249, and the id takes 23
+DAMAGED_SUFFIX: Final = ".damaged"
+"""End of the name of a quarantined directory of a partition, after its index."""
 
 
 def topic_directory(data_dir: str, topic: Topic) -> str:
@@ -177,7 +179,7 @@ class PartitionFiles:
         directory = f"{self.directory(topic)}/{index}"
         if not self._disk.exists(directory):
             return
-        quarantined = f"{directory}.damaged"
+        quarantined = f"{directory}{DAMAGED_SUFFIX}"
         if self._disk.exists(quarantined):
             self._disk.remove_tree(quarantined)
         self._disk.rename(directory, quarantined)

@@ -2,8 +2,7 @@
 
 Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460), DescribeLogDirs (KIP-113,
 KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), UnregisterBroker (KIP-631),
-UpdateFeatures (KIP-584), and
-DescribeHealth of Mansio; caches no results.
+UpdateFeatures (KIP-584), and DescribeHealth of Mansio; caches no results.
 """
 
 from __future__ import annotations

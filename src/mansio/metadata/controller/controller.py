@@ -27,11 +27,12 @@ from mansio.errors import (
     Unavailable,
     UnknownTopicOrPartition,
 )
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.metadata import metadata_store, reassignment
 from mansio.metadata.cluster_view import ClusterView
 from mansio.metadata.controller.failure_detector import FailureDetector
-from mansio.metadata.controller_plan import Plan, plan, preferred_election, unclean_election
+from mansio.metadata.controller_plan import PlanBuilder, preferred_election, unclean_election
 from mansio.metadata.feature_level import check_update
 from mansio.metadata.image import write_feature_level
 from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.metadata.cluster_view import PartitionChange
-    from mansio.metadata.controller_plan import FenceBroker
+    from mansio.metadata.controller_plan import FenceBroker, Plan
     from mansio.metadata.feature_level import FeatureUpdate
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
@@ -186,7 +187,7 @@ class Controller:
         if self._term is None:
             return ROUND_INTERVAL_MS_MAX / 1000
         view = self._view(now)
-        due = plan(view)
+        due = await self._plan(view)
         if due:
             await self._execute_plan(due, self._term)
             return RETRY_INTERVAL_MS / 1000
@@ -194,6 +195,16 @@ class Controller:
             await self._balance(view, self._term, now)
         next_at = self._failure_detector.next_change_at(now)
         return min(ROUND_INTERVAL_MS_MAX / 1000, float("inf") if next_at is None else max(0.0, next_at - now))
+
+    async def _plan(self, view: ClusterView, *, balance: bool = False) -> Plan:
+        """Make the decisions that are due; other work runs in between."""
+        builder = PlanBuilder(view, balance=balance)
+        turns = ItemTurns(self._scheduler, Work.CONTROLLER_PLAN)
+        for _ in builder.steps():
+            if turns.is_over():
+                await turns.pause()
+        turns.end()
+        return builder.plan()
 
     def _view(self, now: float) -> ClusterView:
         state = self._state
@@ -279,7 +290,7 @@ class Controller:
 
     async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
         """Return leaderships to preferred leaders, at most one batch per call: each move interrupts producers."""
-        moves = plan(view, balance=True).changes
+        moves = (await self._plan(view, balance=True)).changes
         await self._commit_changes(moves[:BATCH_CHANGES_MAX], term)
         more = len(moves) > BATCH_CHANGES_MAX
         self._balance_at = now + (BALANCE_STEP_MS / 1000 if more else self._balance_interval_s)
@@ -449,13 +460,14 @@ class Controller:
             raise BrokerIdNotRegistered(f"there is no broker {node_id}")
         if node_id in self._state.brokers:
             raise InvalidRequest(
-                f"broker {node_id} has a session: stop it first; the session of one that was killed ends soon"
+                f"broker {node_id} is running, or its session has not ended yet: stop it first"
             )
         topics = [*self._state.topics.values(), *self._state.unfinished_topics.values()]
         replicas = sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
         if replicas:
             raise InvalidRequest(
-                f"broker {node_id} has {replicas} replicas; move them to other brokers first"
+                f"broker {node_id} has {replicas} replica(s): move them to other brokers first (mansio cluster drain"
+                f" {node_id})"
             )
         compares = [
             Compare(keys.session(self._node_id), create_revision=session.epoch),
