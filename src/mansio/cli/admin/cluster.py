@@ -23,6 +23,7 @@ from mansio.cli.support.common import (
     YesOption,
     confirm,
     connect,
+    parse_duration_s,
     parse_name_values,
     print_error,
     run,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mansio.cli.admin.cluster_moves import ClusterLoad, Outcome
+    from mansio.cli.admin.rolling_restart import RestartCommand
     from mansio.client.admin.cluster import BrokerHealth, BrokerStatus, ClusterStatus, PartitionStatus
     from mansio.client.types import TopicPartition
     from mansio.metadata.move_planner import Goal, Move
@@ -83,6 +85,7 @@ RUNNING_COLUMNS = (
     "total_bytes",
     "throttle",
 )
+RESTART_COLUMNS = ("broker", "host", "controller", "leads", "replicas", "below_min_isr")
 CANCEL_COLUMNS = ("topic", "partition", "outcome", "error")
 ROUNDS_MAX = 10
 """How often `drain` and `replace` plan again for replicas that the broker got meanwhile."""
@@ -397,6 +400,139 @@ def remove(
     is_removed = run(work())
     message = f"broker {broker} was removed" if is_removed else f"broker {broker} is not registered"
     print(f"mansio: {message}", file=sys.stderr, flush=True)
+
+
+@app.command("rolling-restart")
+def rolling_restart(
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            metavar="COMMAND",
+            help="Restarts one broker: {broker} is its node id, {host} its address. Not run by a shell."
+            " [default: the command names the broker, and waits until you have restarted it]",
+        ),
+    ] = None,
+    brokers: Annotated[
+        str | None,
+        typer.Option("--brokers", metavar="N,N", help="Only these brokers, in this order. [default: all that are up]"),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", metavar="TIME", help="Bound of each wait, as 30s, 10m or 1h."),
+    ] = "10m",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Restart the brokers one at a time, the one of the controller last.
+
+    A broker is restarted when all replicas of the others are in sync. The next one follows when it is back with a new
+    session, its replicas are in sync, and it leads what it is the preferred leader of. A broker that stops on SIGTERM
+    hands over its leaderships itself. BELOW MIN ISR: partitions with too few replicas, for which acks=all is rejected
+    meanwhile. The command ends at the first failure, with the command that continues.
+    """
+    from mansio.cli.admin.rolling_restart import RestartCommand
+
+    try:
+        restart = None if command is None else RestartCommand.parse(command)
+    except ValueError as error:
+        usage_error(str(error), "--command")
+    timeout_s = parse_duration_s(timeout, "--timeout", examples="30s, 10m, 1h")
+    chosen, rows = run(_plan_restarts(bootstrap_servers, _parse_node_ids(brokers)))
+    show_rows(output, rows, RESTART_COLUMNS, empty="no brokers")
+    if dry_run:
+        return
+    below = sum(row["below_min_isr"] for row in rows)
+    effect = f"restart {count_text(len(chosen), 'broker')}, one at a time"
+    if below:
+        effect += f"; acks=all is rejected for {count_text(below, 'partition')} meanwhile, which have too few replicas"
+    confirm(effect, is_sure=yes)
+    run(_restart_brokers(bootstrap_servers, chosen, restart, timeout_s))
+
+
+def _parse_node_ids(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        usage_error(f"{text!r} is no list of different node ids, as 1,2,3", "--brokers")
+    return [int(part) for part in parts]
+
+
+async def _plan_restarts(
+    bootstrap_servers: str, node_ids: Sequence[int] | None
+) -> tuple[list[BrokerStatus], list[dict[str, Any]]]:
+    """Return the brokers to restart, in order, and a row about each. Without `node_ids` those that are up."""
+    from mansio.cli.admin.rolling_restart import below_min_in_sync, restart_order
+    from mansio.errors import InvalidRequest
+
+    async with connect(bootstrap_servers) as client:
+        found = await client.admin.cluster.status()
+        partitions = await client.admin.cluster.partitions()
+    known = {one.node_id: one for one in found.brokers}
+    if len(known) < 2:
+        raise InvalidRequest("a rolling restart needs several brokers; restart the only one by hand")
+    for node_id in node_ids or ():
+        if node_id not in known:
+            raise InvalidRequest(f"there is no broker {node_id}")
+    chosen = [one for one in found.brokers if not one.is_fenced]
+    if node_ids is not None:
+        chosen = [known[node_id] for node_id in node_ids]
+    else:
+        for one in found.brokers:
+            if one.is_fenced:
+                print_error(f"broker {one.node_id} is down, and is not restarted")
+    ordered = restart_order(chosen, found.controller_id)
+    rows = [
+        {
+            "broker": one.node_id,
+            "host": one.host or None,
+            "controller": one.is_controller,
+            "leads": sum(each.leader == one.node_id for each in partitions),
+            "replicas": sum(one.node_id in each.replicas for each in partitions),
+            "below_min_isr": below_min_in_sync(partitions, one.node_id),
+        }
+        for one in ordered
+    ]
+    return ordered, rows
+
+
+async def _restart_brokers(
+    bootstrap_servers: str,
+    brokers: Sequence[BrokerStatus],
+    command: RestartCommand | None,
+    timeout_s: float,
+) -> None:
+    from mansio.cli.admin.rolling_restart import RollingRestart
+    from mansio.errors import MansioError
+
+    def report(text: str) -> None:
+        print(f"mansio: {text}", file=sys.stderr, flush=True)
+
+    async def restart(node_id: int, host: str) -> None:
+        if command is None:
+            report(f"broker {node_id}{f' on {host}' if host else ''}: restart it now")
+        else:
+            report(f"broker {node_id}: restarting")
+            await command.run(node_id, host)
+
+    async with connect(bootstrap_servers) as client:
+        work = RollingRestart(
+            client.admin.cluster, brokers, restart=restart, report=report, timeout_s=timeout_s
+        )
+        try:
+            await work.run()
+        except BaseException as error:
+            if isinstance(error, MansioError):
+                print_error(error.message)
+            done = ", ".join(map(str, work.done)) or "none"
+            left = ",".join(map(str, work.left))
+            report(f"restarted brokers: {done}; to continue, run the command again with --brokers {left}")
+            if isinstance(error, MansioError):
+                raise typer.Exit(1) from None
+            raise
 
 
 @app.command()

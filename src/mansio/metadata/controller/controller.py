@@ -466,8 +466,8 @@ class Controller:
         replicas = sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
         if replicas:
             raise InvalidRequest(
-                f"broker {node_id} has {replicas} replica(s): move them to other brokers first (mansio cluster drain"
-                f" {node_id})"
+                f"broker {node_id} has {replicas} replica{'s' if replicas > 1 else ''}: move them to other brokers first"
+                f" (mansio cluster drain {node_id})"
             )
         compares = [
             Compare(keys.session(self._node_id), create_revision=session.epoch),
