@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
 
 def plan(view: ClusterView, *, balance: bool = False) -> Plan:
-    """The decisions that are due now (`PlanBuilder`), made at once."""
+    """Return the decisions that are due now, made at once; see `PlanBuilder`."""
     builder = PlanBuilder(view, balance=balance)
     for _ in builder.steps():
         pass

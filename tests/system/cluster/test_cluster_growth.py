@@ -93,14 +93,17 @@ def fill(one: Cluster) -> None:
 
 
 def interrupt_a_drain(one: Cluster, shell: Shell) -> None:
-    """Begin a drain that would not end, and interrupt it: its moves go on, its throttle is gone."""
+    """Begin a drain that would not end, and interrupt it: its moves go on with its throttle, until a cancellation."""
     with shell.start("cluster", "drain", str(JOINING), "--yes", "--throttle", "1000") as process:
         one.wait(lambda: shell.json("cluster", "moves"), "moves run")
         assert set(throttles(one, shell).values()) == {"1000"}
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=scaled(30))
     assert process.returncode == INTERRUPTED_EXIT_CODE, errors
-    assert b"go on. Run the command again to continue" in errors
+    assert b"go on at the throttle of 1.0 kB/s. Run the command again to continue" in errors
+    assert set(throttles(one, shell).values()) == {"1000"}
+    assert {row["throttle"] for row in shell.json("cluster", "moves")} == {1000}
+    shell("cluster", "cancel-moves", "--yes")
     assert throttles(one, shell) == {}
 
 

@@ -415,7 +415,9 @@ def rolling_restart(
     ] = None,
     brokers: Annotated[
         str | None,
-        typer.Option("--brokers", metavar="N,N", help="Only these brokers, in this order. [default: all that are up]"),
+        typer.Option(
+            "--brokers", metavar="N,N", help="Only these brokers, in this order. [default: all that are up]"
+        ),
     ] = None,
     timeout: Annotated[
         str,
@@ -788,7 +790,7 @@ def _show_plan(load: ClusterLoad, moves: Sequence[Move], options: _MoveOptions) 
 
     if load.running:
         print(
-            f"mansio: {count_text(len(load.running), 'move')} of before run and go on",
+            f"mansio: {count_text(len(load.running), 'move')} of an earlier command are running",
             file=sys.stderr,
             flush=True,
         )

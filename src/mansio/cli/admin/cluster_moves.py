@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config.broker_config import FOLLOWER_THROTTLE
 from mansio.errors import (
-    ClusterAuthorizationFailed,
     DiskFull,
     MansioError,
     NoReassignmentInProgress,

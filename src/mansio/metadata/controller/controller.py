@@ -465,9 +465,9 @@ class Controller:
         topics = [*self._state.topics.values(), *self._state.unfinished_topics.values()]
         replicas = sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
         if replicas:
+            count = f"{replicas} replica{'s' if replicas > 1 else ''}"
             raise InvalidRequest(
-                f"broker {node_id} has {replicas} replica{'s' if replicas > 1 else ''}: move them to other brokers first"
-                f" (mansio cluster drain {node_id})"
+                f"broker {node_id} has {count}: move them to other brokers first (mansio cluster drain {node_id})"
             )
         compares = [
             Compare(keys.session(self._node_id), create_revision=session.epoch),
