@@ -355,6 +355,13 @@ class ClusterAdmin:
         instead."""
         ...
 
+    def unregister(self, node_id: int) -> None:
+        """Have the cluster forget a broker that has left it for good: it is drained and stopped (KIP-631). It can
+        register again.
+
+        Raises `BrokerIdNotRegistered`, and `InvalidRequest` if the broker runs or has replicas."""
+        ...
+
     def list_reassignments(self, *, timeout_ms: int = 30000) -> list[Reassignment]:
         """The ongoing moves of partitions, sorted by topic and partition (KIP-455)."""
         ...

@@ -163,6 +163,8 @@ class Program:
         assert {one.error for one in moved} == {None}
         moving: list[mansio.Reassignment] = await done(admin.cluster.list_reassignments())
         assert [*moving, mansio.Reassignment(self.topic, 0, (1, 2), (1,), (2,))][0].target == (1,)
+        with pytest.raises(errors.InvalidRequest):
+            await done(admin.cluster.unregister(9))  # a single node is no cluster
         dirs: list[mansio.LogDir] = await done(admin.cluster.log_dirs())
         assert dirs[0].replica_bytes[self.partition] > 0
         ends: dict[Any, mansio.ListedOffset] = await done(admin.list_offsets([self.partition]))

@@ -156,6 +156,7 @@ class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     elect_leaders = blocking(asyncio_cluster.ClusterAdmin.elect_leaders)
     log_dirs = blocking(asyncio_cluster.ClusterAdmin.log_dirs)
     alter_reassignments = blocking(asyncio_cluster.ClusterAdmin.alter_reassignments)
+    unregister = blocking(asyncio_cluster.ClusterAdmin.unregister)
     list_reassignments = blocking(asyncio_cluster.ClusterAdmin.list_reassignments)
 
 

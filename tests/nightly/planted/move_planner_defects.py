@@ -1,4 +1,4 @@
-"""Defects of the planner of moves."""
+"""Defects of the planner of moves, of their execution, and of rolling restarts."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ from nightly.planted.planted import Defect
 
 PLANNER = "metadata/move_planner.py"
 TESTS = "tests/unit/metadata/test_move_planner.py"
+MOVES = "tests/unit/cli/test_cluster_moves.py"
+RESTARTS = "tests/unit/cli/test_rolling_restart.py"
 
 MOVE_PLANNER_DEFECTS = (
     Defect(
         "racks forgotten in moves",
         PLANNER,
-        "return target not in placed and self._misplacement(number, source, target) <= 0",
-        "return target not in placed",
-        (f"{TESTS}::test_with_three_racks_a_fourth_broker_relieves_its_rack_mate_only",),
+        "choices = [number for number in held if self._misplacement(number, source, rack) <= 0]",
+        "choices = list(held)",
+        (f"{TESTS}::test_larger_clusters_are_balanced_once_and_for_all",),
     ),
     Defect(
         "two replicas on one broker",
         PLANNER,
-        "return target not in placed and self._misplacement(number, source, target) <= 0",
-        "return self._misplacement(number, source, target) <= 0",
-        (f"{TESTS}::test_a_rebalanced_cluster_needs_no_rebalance_and_no_order_of_arguments_matters",),
+        "while after < len(choices) and target in replicas[choices[after]]:",
+        "while False:",
+        (f"{TESTS}::test_larger_clusters_are_balanced_once_and_for_all",),
     ),
     Defect(
-        "mean over all racks",
+        "choices of a rack not updated",
         PLANNER,
-        "sum(number * self._bounds[factor][rack][1] for factor, number in counted.items())",
-        "sum(number * factor for factor, number in counted.items())",
+        "for slot in placed if is_other_rack else (target,):",
+        "for slot in ():",
+        (f"{TESTS}::test_larger_clusters_are_balanced_once_and_for_all",),
+    ),
+    Defect(
+        "racks have no bounds",
+        PLANNER,
+        "return [(level, level + 1) if size > level and rest > 0 else (min(size, level),) * 2 for size in sizes]",
+        "return [(0, replication_factor) for _ in sizes]",
         (f"{TESTS}::test_with_three_racks_a_fourth_broker_relieves_its_rack_mate_only",),
     ),
     Defect(
@@ -41,7 +50,7 @@ MOVE_PLANNER_DEFECTS = (
         PLANNER,
         "usable = [one for one in brokers if one.is_usable and one.node_id != leaving]",
         "usable = [one for one in brokers if one.node_id != leaving]",
-        (f"{TESTS}::test_a_broker_that_is_down_keeps_its_replicas_and_gets_none",),
+        (f"{TESTS}::test_a_drained_broker_has_nothing_and_others_exchange_nothing",),
     ),
     Defect(
         "larger steps than the difference",
@@ -63,5 +72,40 @@ MOVE_PLANNER_DEFECTS = (
         "has_room = not out[move.leader] or out[move.leader] + copies <= limit",
         "has_room = True",
         (f"{TESTS}::test_moves_start_while_brokers_have_room_and_all_end",),
+    ),
+    Defect(
+        "the throttle is taken off moves that run",
+        "cli/admin/cluster_moves.py",
+        "if not running():",
+        "if True:",
+        (f"{MOVES}::test_the_throttle_is_there_as_long_as_moves_run_however_the_command_ends",),
+    ),
+    Defect(
+        "space of moves that run is not reserved",
+        "cli/admin/cluster_moves.py",
+        "free_bytes[node_id] -= self._left_bytes(move, node_id)",
+        "pass",
+        (f"{MOVES}::test_a_move_waits_for_room_on_the_disk_and_fails_if_there_is_none",),
+    ),
+    Defect(
+        "a broker is restarted while others are not in sync",
+        "cli/admin/rolling_restart.py",
+        "lagging = [one for one in partitions if set(one.replicas) - set(one.in_sync_replicas) - {node_id}]",
+        "lagging = [one for one in partitions if one is None]",
+        (RESTARTS,),
+    ),
+    Defect(
+        "a broker that was not restarted counts as restarted",
+        "cli/admin/rolling_restart.py",
+        "elif seen.epoch == self._before and not (seen.epoch is None and self._was_away):",
+        "elif False:",
+        (f"{RESTARTS}::test_a_command_that_restarts_nothing_is_noticed",),
+    ),
+    Defect(
+        "replicas in sync according to any broker",
+        "cli/admin/rolling_restart.py",
+        "own = [one for one in await self._cluster.partitions(broker=node_id) if node_id in one.replicas]",
+        "own = [one for one in await self._cluster.partitions(broker=None) if node_id in one.replicas]",
+        (f"{RESTARTS}::test_what_is_in_sync_is_asked_of_the_broker_that_was_restarted",),
     ),
 )

@@ -124,6 +124,13 @@ REASSIGNMENT_DEFECTS = (
         MANAGER,
     ),
     Defect(
+        "a quarantined directory of a removed replica stays",
+        "broker/maintenance/orphaned_directories.py",
+        'for each in (index, f"{index}{DAMAGED_SUFFIX}")',
+        "for each in (index,)",
+        ORPHANS,
+    ),
+    Defect(
         "data of replicas are deleted under older metadata",
         "broker/maintenance/orphaned_directories.py",
         "self._move_replica(name, index, mismatch)",

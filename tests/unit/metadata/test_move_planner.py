@@ -239,6 +239,34 @@ def test_a_replacement_has_the_positions_of_the_one_that_left(
     assert plan_moves(brokers, after, Replace(old, new)) == []
 
 
+def misplaced(brokers: Sequence[PlannedBroker], partitions: Sequence[PlannedPartition]) -> int:
+    """Number of replicas that are in a rack with another one of their partition, beyond what the racks make
+    necessary."""
+    racks = racks_of(brokers)
+    number = len(set(racks.values()))
+    return sum(
+        min(len(one.replicas), number) - len({racks[node_id] for node_id in one.replicas})
+        for one in partitions
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_larger_clusters_are_balanced_once_and_for_all(seed: int) -> None:
+    """A new plan counts everything afresh, and the first one kept its numbers while it changed."""
+    chance = random.Random(seed)
+    size, rack_count = chance.randint(4, 9), chance.randint(1, 4)
+    names = [f"rack-{number}" if rack_count > 1 else None for number in range(rack_count)]
+    brokers = [PlannedBroker(number + 1, chance.choice(names)) for number in range(size)]
+    partitions = []
+    for index in range(80):
+        replicas = tuple(chance.sample(range(1, size + 1), chance.randint(1, 4)))
+        size_bytes = int(1_000 * chance.paretovariate(0.7))
+        partitions.append(PlannedPartition(f"topic-{index % 4}", index, replicas, size_bytes, replicas[0]))
+    after = applied(partitions, plan_moves(brokers, partitions, Rebalance()))
+    assert misplaced(brokers, after) == 0
+    assert plan_moves(brokers, after, Rebalance()) == []
+
+
 # -- certain clusters --------
 
 
