@@ -198,6 +198,16 @@ def test_moves_of_an_earlier_command_count_and_are_waited_for() -> None:
     assert [key[1] for key in cluster.asked] == list(range(4, 12)), "what runs is not begun again"
 
 
+def test_a_partition_that_another_command_moves_stays_with_it_and_a_lost_response_is_noticed() -> None:
+    cluster = cluster_of(8, looks=4)
+    run = Run(cluster, moves_to_three(8))
+    cluster.ongoing = {("t", 6): ((4, 2), 50), ("t", 7): ((1, 3), 50)}
+    outcomes = run.outcomes()
+    assert isinstance(outcomes.pop(("t", 6)), ConcurrentChange)
+    assert set(outcomes.values()) == {None}
+    assert {("t", 6), ("t", 7)}.isdisjoint(cluster.asked)
+
+
 def test_a_retriable_refusal_is_repeated_and_another_one_reported() -> None:
     cluster = cluster_of(3)
     cluster.errors = {

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config.broker_config import FOLLOWER_THROTTLE
 from mansio.errors import (
+    ConcurrentChange,
     DiskFull,
     MansioError,
     NoReassignmentInProgress,
@@ -425,8 +426,11 @@ class MoveRunner:
         self._pending = [move for move in self._pending if (move.topic, move.partition) not in starting]
 
     async def _collect(self) -> None:
-        """Record the outcomes of the moves that are not running any more."""
-        ongoing = {(one.topic, one.partition) for one in await self._cluster.list_reassignments()}
+        """Record the outcomes of the moves that are not running any more, and of those that another command moves."""
+        ongoing = {
+            (one.topic, one.partition): one.target for one in await self._cluster.list_reassignments()
+        }
+        self._compare_pending(ongoing)
         ended = [key for key in self._running if key not in ongoing]
         replicas = await self._replicas({topic for topic, _ in ended})
         for key in ended:
@@ -445,6 +449,22 @@ class MoveRunner:
                 )
             del self._running[key]
             self.outcomes.append(Outcome(move, error))
+
+    def _compare_pending(self, ongoing: Mapping[Key, tuple[int, ...]]) -> None:
+        """Take pending moves out that are running: because the response to their request was lost, or because another
+        command has moved their partition to other replicas, which stays so."""
+        pending = []
+        for move in self._pending:
+            key = (move.topic, move.partition)
+            target = ongoing.get(key)
+            if target is None:
+                pending.append(move)
+            elif target == move.after:
+                self._running[key] = self._reserved[key] = move
+            else:
+                error = ConcurrentChange(f"another command moves the partition, to {list(target)}")
+                self.outcomes.append(Outcome(move, error))
+        self._pending = pending
 
     async def _replicas(self, topics: set[str]) -> dict[Key, tuple[int, ...] | MansioError]:
         """Return the replicas of each partition of `topics`; of a topic that was deleted, the error."""
