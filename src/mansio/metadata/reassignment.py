@@ -176,8 +176,8 @@ def _in_sync_min(topic: Topic) -> int:
 def factor_change(topic: Topic) -> FactorChange | None:
     """Return the replication factor that a topic should have, after a reassignment changed the numbers of replicas;
     None if it has it."""
-    factor = min(
-        min(len(original_of(partition)), len(target_of(partition))) for partition in topic.partitions
+    factor = min(  # of the numbers of `original_of` and `target_of`
+        len(one.replicas) - max(len(one.adding), len(one.removing)) for one in topic.partitions
     )
     return None if factor == topic.replication_factor else FactorChange(topic, factor)
 

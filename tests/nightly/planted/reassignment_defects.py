@@ -98,8 +98,8 @@ REASSIGNMENT_DEFECTS = (
     Defect(
         "the replication factor rises before the move ends",
         RULES,
-        "min(len(original_of(partition)), len(target_of(partition))) for partition in topic.partitions",
-        "len(target_of(partition)) for partition in topic.partitions",
+        "len(one.replicas) - max(len(one.adding), len(one.removing)) for one in topic.partitions",
+        "len(one.replicas) - len(one.removing) for one in topic.partitions",
         MODEL,
     ),
     Defect(

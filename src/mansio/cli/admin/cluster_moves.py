@@ -427,9 +427,7 @@ class MoveRunner:
 
     async def _collect(self) -> None:
         """Record the outcomes of the moves that are not running any more, and of those that another command moves."""
-        ongoing = {
-            (one.topic, one.partition): one.target for one in await self._cluster.list_reassignments()
-        }
+        ongoing = {(one.topic, one.partition): one.target for one in await self._cluster.list_reassignments()}
         self._compare_pending(ongoing)
         ended = [key for key in self._running if key not in ongoing]
         replicas = await self._replicas({topic for topic, _ in ended})
