@@ -432,8 +432,8 @@ def rolling_restart(
 
     A broker is restarted when all replicas of the others are in sync. The next one follows when it is back with a new
     session, its replicas are in sync, and it leads what it is the preferred leader of. A broker that stops on SIGTERM
-    hands over its leaderships itself. BELOW MIN ISR: partitions with too few replicas, for which acks=all is rejected
-    meanwhile. The command ends at the first failure, with the command that continues.
+    transfers its leaderships itself. BELOW MIN ISR: partitions with too few replicas, for which acks=all is rejected
+    meanwhile. At the first failure the command ends, and prints how to continue.
     """
     from mansio.cli.admin.rolling_restart import RestartCommand
 
@@ -449,7 +449,7 @@ def rolling_restart(
     below = sum(row["below_min_isr"] for row in rows)
     effect = f"restart {count_text(len(chosen), 'broker')}, one at a time"
     if below:
-        effect += f"; acks=all is rejected for {count_text(below, 'partition')} meanwhile, which have too few replicas"
+        effect += f"; acks=all is rejected for {count_text(below, 'partition')} meanwhile, because of too few replicas"
     confirm(effect, is_sure=yes)
     run(_restart_brokers(bootstrap_servers, chosen, restart, timeout_s))
 
