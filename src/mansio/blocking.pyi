@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -204,7 +204,7 @@ class Client:
         """Create a producer with its own acks, codec and batching. It is closed with the client, or before."""
         ...
 
-    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, start: StartAt | Mapping[TopicPartition, int] | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
+    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, start: StartAt | Mapping[TopicPartition, int] | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", rack: str = "", on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
         """Read topics, or assigned partitions (`TopicPartition`). Iterate the result, or use its `poll` or `batches`.
 
         `sources`: in a group, a text that begins with `^` is a regular expression (RE2) that must match the whole topic
@@ -235,6 +235,8 @@ class Client:
         joins it again at the next request for messages (Kafka's `max.poll.interval.ms`).
         `on_out_of_range`: where to continue if the position is below or above the log, because records were deleted or
         truncated: "earliest", "latest", or "error", which raises `OffsetOutOfRange`.
+        `rack`: that of the consumer (Kafka's `client.rack`). Where brokers have `replica_selector=rack`, partitions are
+        read from an in-sync replica in this rack, if there is one (KIP-392).
         `on_unreadable`: what to do with a stored batch that cannot be read, because its content is invalid or larger
         than `batch_bytes_max`. The readable records before it are returned in any case. "error": raise
         `UnreadableRecords`, which has the partition, the offsets and the reason, once; the next request for messages
@@ -325,6 +327,18 @@ class ClusterAdmin:
         """The health of those of `brokers` (None: all) that the cluster reports as live, sorted by node id. Each broker
         is asked itself, for at most `timeout_ms`; one that does not answer, or has no health because it is older, has
         an `error`."""
+        ...
+
+    def features(self, *, timeout_ms: float = 5000) -> ClusterFeatures:
+        """The feature level of the cluster, and the levels that each broker supports which the cluster reports as live
+        (KIP-584). Each broker is asked itself, for at most `timeout_ms`; one that does not answer has an `error`, and
+        one that announces no feature level supports the first."""
+        ...
+
+    def raise_feature_level(self, level: int, *, dry_run: bool = False, timeout_ms: int = 30000) -> None:
+        """Raise the feature level of the cluster, after all brokers were upgraded (KIP-584): brokers of versions that
+        do not support it cannot be started any more. With `dry_run` nothing is changed. No effect if the cluster has
+        the level. Raises `InvalidUpdateVersion` if a registered broker does not support it, or it is lower."""
         ...
 
     def partitions(self, topics: Iterable[str] | None = None, *, broker: int | None = None) -> list[PartitionStatus]:
