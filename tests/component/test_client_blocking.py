@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import mansio
 from mansio.client import Admin, Client, Consumer, Producer, ProducerOptions, TopicPartition, blocking
 from mansio.errors import ConnectionLost, InvalidRecord, MessageTooLarge, UnknownTopicOrPartition
+from mansio.testing import TestBroker
 from support.client_fixtures import QUICK_MEMBER, broker_in
 from support.machine import scaled
 
@@ -216,3 +218,17 @@ def test_publish_waits_for_buffer_space(broker: mansio.Broker) -> None:
             sent = [producer.send("room", bytes(300)) for _ in range(3)]
             assert producer.publish("room", bytes(600)).offset == 3
             assert [delivery.result().offset for delivery in sent] == [0, 1, 2]
+
+
+@pytest.mark.full
+def test_partitions_beyond_the_limit_of_a_response_come_first_in_the_next() -> None:
+    """Each response has room for one batch: the first partition must not keep the others waiting until it is read."""
+    with TestBroker(fetch_max_bytes=1024) as started, closing(started.client()) as client:
+        client.admin.create_topic("shared", partitions=3)
+        for partition in range(3):
+            for _ in range(20):
+                client.publish("shared", bytes(700), partition=partition)
+        seen = [message.partition for message in client.consume("shared", from_="earliest", max_records=60)]
+    for length in range(1, len(seen)):
+        read = [seen[:length].count(partition) for partition in range(3)]
+        assert max(read) - min(read) <= 2, seen

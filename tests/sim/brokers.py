@@ -251,7 +251,9 @@ class SimulatedBroker:
             links=links,
             keep_alive=self._keep_alive,
         )
-        core = self.core = BrokerRuntime(settings, host_ports, etcd_client, state, self.cluster_member)
+        core = self.core = BrokerRuntime(
+            settings, host_ports, etcd_client, state, self.cluster_member, limits=self.world.limits
+        )
         await core.open(stack, self.scheduler.close)
         stack.push_async_callback(self.cluster_member.leave)
         self._listen()
@@ -405,7 +407,7 @@ class SingleNode(SimulatedBroker):
         store = self.world.metadata.store_client(self.scheduler)
         stack.push_async_callback(store.close)
         state = await MetadataImage.load(store, "", host_ports.random)
-        core = self.core = BrokerRuntime(settings, host_ports, store, state)
+        core = self.core = BrokerRuntime(settings, host_ports, store, state, limits=self.world.limits)
         await core.open(stack, self.scheduler.close)
         self._listen()
         core.start_background_work()

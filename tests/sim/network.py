@@ -22,7 +22,10 @@ from mansio.net.broker_handshake import authenticate
 from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
 from mansio.ports import ConnectOutcome, LinkChange, complete
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import produce as produce_wire
 from mansio.wire.codec import messages
+from mansio.wire.field_values import ACKS_ALL
+from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -337,15 +340,16 @@ class _Egress:
 class SimulatedConnection(Connection):
     """The shipped connection of a broker, on a link."""
 
-    __slots__ = ("_ended", "_inbox", "_version", "_versions", "broker", "link")
+    __slots__ = ("_acks", "_ended", "_inbox", "_version", "_versions", "broker", "link")
 
     def __init__(self, broker: SimulatedBroker, link: Link) -> None:
         super().__init__(broker.server, broker.server.inter_broker_listener)
         self.broker = broker
         self.link = link
         self._inbox = bytearray()
-        self._version = 0
-        self._versions: dict[Any, int] = {}
+        self._version = self._acks = 0
+        self._versions: dict[Any, tuple[int, int]] = {}
+        """Version and acks of the request of each response."""
         self._ended = False
         self._transport = _Transport(self)  # type: ignore[assignment]
         self._socket_writer = _Egress(link)  # type: ignore[assignment]
@@ -369,19 +373,24 @@ class SimulatedConnection(Connection):
 
     def _begin(self, frame: memoryview) -> None:
         self._version = int.from_bytes(frame[2:4], "big")
+        if int.from_bytes(frame[:2], "big") == ApiKey.PRODUCE:
+            body = read_request_header(frame).body_position
+            self._acks = produce_wire.decode_request(self._version, frame, body).acks
         super()._begin(frame)
 
     def queue_response(self, response: Any) -> None:
-        self._versions[response] = self._version
+        self._versions[response] = self._version, self._acks
         super().queue_response(response)
 
     def queue_exclusive_response(self, response: Any) -> None:
-        self._versions[response] = self._version
+        self._versions[response] = self._version, self._acks
         super().queue_exclusive_response(response)
 
     def on_response_complete(self, slot: Any) -> None:
-        if isinstance(slot, _PRODUCES) and slot.response:
-            self.broker.confirms(self._versions.pop(slot), bytes(slot.response[0]))
+        version, acks = self._versions.pop(slot, (0, 0))
+        if isinstance(slot, _PRODUCES) and slot.response and acks == ACKS_ALL:
+            # Responses with other acks wait only for the file of the log to be opened.
+            self.broker.confirms(version, bytes(slot.response[0]))
         super().on_response_complete(slot)
 
     def end(self) -> None:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from mansio.node.broker_runtime import FileLimits
+from mansio.storage.active_files import ActiveFiles, ActiveFilesInUse
+from sim import deduplication, delays
 from sim.run import Summary, quick_collections, run_seed
+from sim.world import World
 from support.tiers import repetitions
 
 SEEDS = int(os.environ.get("MANSIO_TEST_SEEDS", "1"))
@@ -24,6 +29,8 @@ def ranges(first: int, end: int) -> list[tuple[int, int]]:
     """First seed and count of each test of these seeds."""
     return [(seed, min(TOGETHER, end - seed)) for seed in range(first, end, TOGETHER)]
 
+
+FEW_FILES_SEEDS = int(os.environ.get("MANSIO_TEST_FEW_FILES_SEEDS", "4"))
 
 RANGES = [
     *ranges(0, SEEDS),
@@ -47,6 +54,51 @@ def test_no_simulated_history_violates_a_guarantee(first: int, count: int) -> No
     summary = run(first, count)
     assert summary.acknowledged > 20 * count
     assert summary.read > 200 * count
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("first", "count", "more"),
+    [
+        pytest.param(3000, 3 * FEW_FILES_SEEDS, True, id="rare operations"),
+        pytest.param(delays.FIRST_SEED, FEW_FILES_SEEDS, False, id="delays and retention"),
+        pytest.param(deduplication.FIRST_SEED, FEW_FILES_SEEDS, False, id="deduplication and retention"),
+    ],
+)
+def test_no_simulated_history_with_few_open_files_violates_a_guarantee(
+    monkeypatch: pytest.MonkeyPatch, first: int, count: int, more: bool
+) -> None:
+    """Logs close the files of their active segments for others all the time, and appends wait for slow flushes."""
+    refused = waited = 0
+    make_room, wait = ActiveFiles.make_room, ActiveFiles.wait
+
+    def counted(files: ActiveFiles, *args: Any, **options: Any) -> None:
+        nonlocal refused
+        try:
+            make_room(files, *args, **options)
+        except ActiveFilesInUse:
+            refused += 1
+            raise
+
+    def counted_wait(files: ActiveFiles, *args: Any) -> bool:
+        nonlocal waited
+        waited += 1
+        return wait(files, *args)
+
+    monkeypatch.setattr(ActiveFiles, "make_room", counted)
+    monkeypatch.setattr(ActiveFiles, "wait", counted_wait)
+    with quick_collections():
+        for seed in range(first, first + count):
+            World(
+                seed,
+                more=more,
+                limits=FileLimits(active_files=2, cached_files=2),
+                disk_ms=(20, 80),
+            ).run()
+    print(f"{refused} refused, {waited} waits")
+    assert refused > count
+    assert waited > (10 * count if more else 0)
 
 
 @pytest.mark.full

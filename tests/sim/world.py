@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.metadata.metadata_store import decode
+from mansio.node.broker_runtime import NO_LIMITS, FileLimits
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
@@ -65,13 +66,17 @@ class World:
         more: bool = False,
         has_moves: bool = False,
         hand_over: bool = False,
+        limits: FileLimits = NO_LIMITS,
+        disk_ms: tuple[float, float] | None = None,
     ) -> None:
         """`faults_ms`: for how long faults are drawn, None for the usual time.
 
         `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too. `has_moves`: with
         partitions that are moved (`sim.moves`). `hand_over`: with early hand-overs, and the faults of `sim.hand_over`,
-        too, as histories of its seeds are."""
+        too, as histories of its seeds are. `limits`: of each broker. `disk_ms`: for how long a job on a disk takes,
+        None for what the seed says."""
         self.seed = seed
+        self.limits = limits
         self.hand_over = hand_over = hand_over or FIRST_HAND_OVER_SEED <= seed < END_HAND_OVER_SEED
         self.wants_more = more
         self.more: More | None = None
@@ -133,7 +138,7 @@ class World:
             self.etcd.on_early_end = self.early_ends.ended
         self.no_etcd: set[int] = set()
         self.faults: dict[str, int] = {}
-        self.disk_ms = delivery.disk_ms_of(seed)
+        self.disk_ms = disk_ms or delivery.disk_ms_of(seed)
         self.shares_of_faults = delivery.shares_of_faults(seed)
         if self.feature is not None:
             self.shares_of_faults = dict(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.ports import SliceTimes
+from mansio.storage.file_cache import FileCache
 from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
@@ -151,10 +152,15 @@ class LogBench:
         clock: Any = None,
         scheduler: Any = None,
         background: Any = None,
+        active_files_max: int | None = None,
         **group_commit: Any,
     ) -> None:
-        """`group_commit`: options of `GroupCommit`."""
+        """`active_files_max`: of the files that all logs share; None: each log has files of its own. `group_commit`:
+        options of `GroupCommit`."""
         self.disk = disk or SimulatedDisk()
+        self.files = (
+            None if active_files_max is None else FileCache(self.disk, active_files_max=active_files_max)
+        )
         self.clock: Any = clock or ManualClock()
         self.scheduler: Any = scheduler or BenchScheduler()
         self.background: Any = background or ManualBackground()
@@ -177,7 +183,16 @@ class LogBench:
         registered: bool = True,
     ) -> Log:
         """Open or create a log. `registered`: the group commit looks after it also without requests."""
-        log = Log.open(self.disk, self.clock, directory, settings or LogSettings(), leader_epoch=leader_epoch)
+        log = Log.open(
+            self.disk,
+            self.clock,
+            directory,
+            settings or LogSettings(),
+            leader_epoch=leader_epoch,
+            files=self.files,
+        )
+        if self.files is not None:
+            log.record_active_file()
         if registered:
             self.group_commit.register(log)
         self.logs.append(log)
@@ -196,9 +211,9 @@ def make_batch(timestamps_ms: Sequence[int], value_bytes: int = 20, tag: int = 0
     return build_batch([(timestamp, None, value, ()) for timestamp in timestamps_ms])
 
 
-def append(log: Log, batch: bytes, leader_epoch: int = 0) -> tuple[int, bytes]:
+def append(log: Log, batch: bytes, leader_epoch: int = 0, *, uses_reserve: bool = False) -> tuple[int, bytes]:
     """Append; (base offset, the bytes that must be found on disk)."""
-    base_offset = log.append(batch, check_stored_batch(batch), leader_epoch)
+    base_offset = log.append(batch, check_stored_batch(batch), leader_epoch, uses_reserve=uses_reserve)
     return base_offset, as_stored(batch, base_offset, leader_epoch)
 
 

@@ -32,6 +32,7 @@ from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownT
 from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
 from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
 from mansio.state.broker_handshake import BrokerIdentity
+from mansio.storage.file_cache import FileCache
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
@@ -303,6 +304,7 @@ class Node:
                 response_bytes_max=50 << 20,
                 wait_ms_max=500,
                 authenticator=authenticator,
+                files=FileCache(self.disk),
                 follower_reads=FollowerReads(
                     cast("MetadataImage", StoredState(cluster)),
                     node_id,

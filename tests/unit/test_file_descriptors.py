@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.host import file_descriptors
-from mansio.host.file_descriptors import CONNECTIONS_MIN, DESCRIPTORS_PER_CONNECTION, descriptor_budget
+from mansio.host.file_descriptors import (
+    ACTIVE_FILES_MIN,
+    CACHED_FILES_MIN,
+    CONNECTIONS_MIN,
+    DESCRIPTORS_PER_CONNECTION,
+    descriptor_budget,
+)
+
+OPEN_FILES_MIN = ACTIVE_FILES_MIN + CACHED_FILES_MIN
 
 
 def budget(monkeypatch: pytest.MonkeyPatch, limit: int, connections: int = 4096, files: int = 0):  # type: ignore[no-untyped-def]
@@ -29,7 +37,9 @@ def test_files_and_connections_of_all_protocols_together_are_within_the_limit(
     assert sockets + found.active_files + found.cached_files <= limit
     assert found.connections <= connections
     assert found.connections >= min(CONNECTIONS_MIN, connections)
-    assert not files or found.active_files + found.cached_files <= files
+    assert not files or found.active_files + found.cached_files <= max(files, OPEN_FILES_MIN)
+    assert found.active_files >= ACTIVE_FILES_MIN
+    assert found.cached_files >= CACHED_FILES_MIN
 
 
 @pytest.mark.parametrize("limit", [20_000, 1 << 20, resource.RLIM_INFINITY])

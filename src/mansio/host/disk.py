@@ -67,7 +67,7 @@ class HostFile:
     segment that was deleted or closed keeps a valid descriptor without reference counting of its own.
     """
 
-    __slots__ = ("_descriptor", "_path")
+    __slots__ = ("__weakref__", "_descriptor", "_path")
 
     def __init__(self, path: str, flags: int) -> None:
         self._descriptor = -1

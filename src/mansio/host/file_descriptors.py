@@ -33,6 +33,12 @@ UNLIMITED = 1 << 20
 CACHED_FILES_MAX = 4096
 """Maximum number of open files of closed segments."""
 
+CACHED_FILES_MIN = 2
+"""The file of one closed segment that is cached, and that of one to which only a response refers."""
+
+ACTIVE_FILES_MIN = 2
+"""The files of the old and the new active segment are open while a log rolls."""
+
 OTHER_CONNECTIONS_MAX = 128
 """Maximum number of connections of HTTP, and of SQS."""
 
@@ -105,7 +111,8 @@ def descriptor_budget(max_connections: int, open_files_max: int) -> DescriptorBu
             limit = UNLIMITED
     available = limit - min(OTHER_DESCRIPTORS, limit // 4)
     files = min(open_files_max or available, available // 2)
-    cached = min(CACHED_FILES_MAX, files // 4)
+    cached = max(min(CACHED_FILES_MAX, files // 4), CACHED_FILES_MIN)
+    active = max(files - cached, ACTIVE_FILES_MIN)
     sockets = available - files
     others_max = 2 * OTHER_CONNECTIONS_MAX + GRPC_CONNECTIONS_MAX
     others = min(others_max, sockets // 4)
@@ -117,9 +124,9 @@ def descriptor_budget(max_connections: int, open_files_max: int) -> DescriptorBu
         ),
         other_connections=min(each, OTHER_CONNECTIONS_MAX),
         grpc_connections=min(max(others - 2 * each, OTHER_CONNECTIONS_MIN), GRPC_CONNECTIONS_MAX),
-        active_files=files - cached,
+        active_files=active,
         cached_files=cached,
-        partitions=(files - cached) * PARTITIONS_PER_FILE,
+        partitions=active * PARTITIONS_PER_FILE,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.logs import fields
@@ -30,6 +31,8 @@ class BackgroundThread:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
             queue.SimpleQueue()
         )
+        self._finished: deque[tuple[Callable[..., None], Any, BaseException | None]] = deque()
+        """Results that the event loop has not been given yet, oldest first."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -54,12 +57,19 @@ class BackgroundThread:
                 result = work()
             except BaseException as caught:  # noqa: BLE001  # passed to `done` on the loop, as the port requires
                 error = caught
-            self._deliver(done, result, error)
-            del job, work, done, result, error  # an idle worker keeps no file and no traceback alive
+            self._finished.append((done, result, error))
+            # This thread keeps no file and no traceback alive, not even while the event loop runs `done`.
+            del job, work, done, result, error
+            self._deliver()
 
-    def _deliver(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
+    def _deliver(self) -> None:
         try:
-            self._call_from_thread(done, result, error)
+            self._call_from_thread(self._call_done)
         except RuntimeError as refused:  # the loop is closed
+            _, _, error = self._finished.pop()
             known = fields(refused=refused, result=error or "ok")
             logger.warning("background_job_outlived_loop", extra=known)
+
+    def _call_done(self) -> None:
+        done, result, error = self._finished.popleft()
+        done(result, error)

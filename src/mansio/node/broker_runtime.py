@@ -89,7 +89,8 @@ from mansio.metadata.producer_ids import ProducerIdAllocator
 from mansio.ports import RequestClass
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
-from mansio.storage.file_cache import ACTIVE_FILES_MAX, OPEN_FILES_MAX, FileCache
+from mansio.storage.active_files import ACTIVE_FILES_MAX
+from mansio.storage.file_cache import OPEN_FILES_MAX, FileCache
 from mansio.storage.group_commit import GroupCommit
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
@@ -162,6 +163,9 @@ class BrokerRuntime:
         self.state = state
         self.cluster_member = cluster_member
         self._secrets_keys = secrets_keys
+        self._files = FileCache(
+            host_ports.disk, files_max=limits.cached_files, active_files_max=limits.active_files
+        )
         self.statistics = Statistics(host_ports.clock)
         self._truncated_share_state_partitions: Sequence[int] = ()
         self.group_commit = GroupCommit(
@@ -180,9 +184,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             group_commit=self.group_commit,
-            files=FileCache(
-                host_ports.disk, files_max=limits.cached_files, active_files_max=limits.active_files
-            ),
+            files=self._files,
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
@@ -480,6 +482,7 @@ class BrokerRuntime:
             response_bytes_max=settings.fetch_max_bytes,
             wait_ms_max=settings.fetch_wait_ms_max,
             authenticator=authenticator,
+            files=self._files,
             follower_reads=None if cluster_member is None else cluster_member.follower_reads(),
         )
         share_service = ShareService(

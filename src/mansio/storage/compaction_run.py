@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import StorageError
 from mansio.ports import TRANSIENT_ERRNOS
+from mansio.storage.active_files import ActiveFilesInUse
 from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_no_batch
 from mansio.storage.cleaner.compaction import (
     CleanedSegment,
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether `error`, or its cause, is one of `TRANSIENT_ERRNOS`: a lack of disk space or of descriptors."""
+    """Whether `error`, or its cause, is one of `TRANSIENT_ERRNOS`, a lack of disk space or of descriptors, or the error
+    of a roll that has to wait for a flush."""
+    if isinstance(error, ActiveFilesInUse):
+        return True
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNOS
 

@@ -1,24 +1,28 @@
 """Open files of the segments of all logs, and LRU cache of the loaded indexes of closed segments.
 
 One `FileCache` serves all logs of a broker, so that descriptors and memory do not grow with the age or the number of
-its logs. A log with nothing to flush can close the file of its active segment; its next append opens the file again.
+its logs. `ActiveFiles` bounds the files of active segments.
 
 Invariants:
-* At most `files_max` files of closed segments, and `indexes_max` indexes with `index_entries_max` entries in total (or
-  one index), are cached; a returned index matches its segment.
-* The files of more than `active_files_max` active segments are open only while so many logs have something to flush. A
-  file with unflushed bytes is never closed: an error of its writeback could be lost.
+* At most `files_max` files of closed segments are open: three quarters of them are cached, and the others are files
+  that are not used any more, but to which a `LogSlice` that is being sent refers. If these are too many (`is_limited`),
+  files are opened without being cached, and a reader copies the records.
+* At most `indexes_max` indexes with `index_entries_max` entries in total (or one index) are cached; a returned index
+  matches its segment.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import CorruptLog, StorageError
 from mansio.logs import fields
 from mansio.ports import DESCRIPTOR_ERRNOS
+from mansio.storage.active_files import ACTIVE_FILES_MAX, EXAMINED_LOGS_MAX, ActiveFiles
 from mansio.storage.index import NO_TIMESTAMP, SparseIndex, load_index
 from mansio.storage.segment import WALK_CHUNK_BYTES, walk
 
@@ -26,31 +30,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.ports import Disk, DiskFile
+    from mansio.storage.active_files import ActiveLog
     from mansio.storage.segment import Segment
 
 OPEN_FILES_MAX = 256
-ACTIVE_FILES_MAX = 1 << 20
+SENT_FILES_DIVISOR: Final = 4
+"""Files of closed segments that only responses refer to may be this part of all."""
+
 OPEN_INDEXES_MAX = 4096
 INDEX_ENTRIES_MAX = 1 << 20  # of all indexes together: 16 MiB
 REBUILD_INTERVAL_BYTES = 4096
 
-EXAMINED_LOGS_MAX = 64
-"""Maximum number of logs that are examined when the file of an active segment is opened."""
-
 logger = logging.getLogger(__name__)
 
 
-class ActiveLog(Protocol):
-    """A log, as far as its active segment's file is concerned."""
-
-    end_offset: int
-
-    def close_active_file(self) -> bool:
-        """Close the file of the active segment, unless it is in use or has unflushed bytes. Returns whether it did."""
-
-
 class FileCache:
-    """Open files of active segments, and LRU cache of open files and indexes of closed segments.
+    """LRU cache of open files and indexes of closed segments, and the open files of active segments (`active`).
 
     An evicted file is closed only when no `LogSlice` that is still being sent refers to it.
     """
@@ -67,13 +62,19 @@ class FileCache:
         self._disk = disk
         self._files: OrderedDict[Segment, DiskFile] = OrderedDict()
         self._indexes: OrderedDict[Segment, SparseIndex] = OrderedDict()
-        self._files_max = files_max
-        self.active_files_max = active_files_max
-        self._active: OrderedDict[ActiveLog, int] = OrderedDict()
-        """Logs whose active segment has an open file, least recently examined first, with their end offset then."""
+        self._sent_files_max = max(files_max // SENT_FILES_DIVISOR, 1)
+        self.cached_files_max = max(files_max - self._sent_files_max, 1)
+        self.sent_files: dict[int, weakref.ref[Any]] = {}
+        """Open files that are not used any more, except by responses that are being sent."""
+        self.active = ActiveFiles(active_files_max)
         self._indexes_max = indexes_max
         self._index_entries_max = index_entries_max
         self._index_entries = 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a reader that does not read at once has to copy what it reads instead of keeping a file open."""
+        return len(self.sent_files) >= self._sent_files_max
 
     def file(self, segment: Segment) -> DiskFile:
         """Return the open file of a segment. Raises `CorruptLog` if it is missing, `StorageError` if the disk fails."""
@@ -87,47 +88,36 @@ class FileCache:
                 raise CorruptLog(f"{segment.path} is missing") from error
             except OSError as error:
                 raise StorageError(f"cannot open {segment.path}: {error}") from error
+            if len(self._files) >= self.cached_files_max:
+                if self.sent_files and self.is_limited:
+                    return file
+                self.record_sent(self._files.popitem(last=False)[1])
             self._files[segment] = file
-            if len(self._files) > self._files_max:
-                self._files.popitem(last=False)
         else:
             self._files.move_to_end(segment)
         return file
 
-    def open_file(self, open_file: Callable[[], DiskFile], *, closes_active: bool = False) -> DiskFile:
+    def open_file(self, open_file: Callable[[], DiskFile], *, appending: ActiveLog | None = None) -> DiskFile:
         """Call `open_file`; without a free descriptor, close cached files, and call it once more.
 
-        `closes_active`: close those of active segments, too, where possible; only on the thread that appends. Raises
-        `OSError`.
+        `appending`: the log that needs the file for an append; close those of other logs' active segments, too, where
+        possible. Raises `OSError`.
         """
         try:
             return open_file()
         except OSError as error:
             if error.errno not in DESCRIPTOR_ERRNOS:
                 raise
-        self._files.clear()
-        if closes_active:
-            self._close_active_files(0)
+        while self._files:
+            self.record_sent(self._files.popitem()[1])
+        if appending is not None:
+            self.active.close_some(EXAMINED_LOGS_MAX, keep=appending)
         return open_file()
 
-    def record_active(self, log: ActiveLog) -> None:
-        """Record that a log has opened the file of its active segment; others close theirs if these are too many."""
-        self._active[log] = log.end_offset
-        if len(self._active) > self.active_files_max:
-            self._close_active_files(self.active_files_max)
-
-    def forget_active(self, log: ActiveLog) -> None:
-        """Record that a log was closed."""
-        self._active.pop(log, None)
-
-    def _close_active_files(self, files_max: int) -> None:
-        """Close files of logs that were not written to since they were last examined, until `files_max` are open."""
-        for _ in range(min(len(self._active) - 1, EXAMINED_LOGS_MAX)):
-            if len(self._active) <= files_max:
-                return
-            log, end_offset = self._active.popitem(last=False)
-            if log.end_offset != end_offset or not log.close_active_file():
-                self._active[log] = log.end_offset
+    def record_sent(self, file: DiskFile) -> None:
+        """Count a file that is not used any more, as long as it is open: until no response refers to it."""
+        key = id(file)
+        self.sent_files[key] = weakref.ref(file, partial(_forget_sent, self.sent_files, key))
 
     def index(self, segment: Segment) -> SparseIndex:
         """Return the index of a segment: from memory, from its index file, or rebuilt if that file is missing or
@@ -161,7 +151,9 @@ class FileCache:
 
     def evict(self, segment: Segment) -> None:
         """Remove the file and the index of a segment from the cache, because the segment is removed or changed."""
-        self._files.pop(segment, None)
+        file = self._files.pop(segment, None)
+        if file is not None:
+            self.record_sent(file)
         index = self._indexes.pop(segment, None)
         if index is not None:
             self._index_entries -= len(index)
@@ -207,6 +199,10 @@ class FileCache:
                 ),
             )
         segment.recorded_end_offset = recorded_end_offset
+
+
+def _forget_sent(sent_files: dict[int, weakref.ref[Any]], key: int, _: weakref.ref[Any]) -> None:
+    sent_files.pop(key, None)
 
 
 def recorded_end_offset(disk: Disk, segment: Segment) -> int | None:

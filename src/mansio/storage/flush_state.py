@@ -310,6 +310,11 @@ class FlushState:
         self._directory_dirty = True
         self._index_saved_at = 0
 
+    @property
+    def unflushed_closed_count(self) -> int:
+        """Number of closed segments that are not flushed yet."""
+        return len(self._closed)
+
     def record_trimmed_segments(self, segments: list[Segment]) -> None:
         """Record that segments were trimmed. A maintenance job removes their files after it wrote a checkpoint."""
         self._trimmed_segments += segments
@@ -477,6 +482,11 @@ class FlushState:
         self._index_saved_at = min(self._index_saved_at, job.previous_covered_bytes)
         self._trimmed_segments[:0] = job.trimmed_segments
         self._timestamps_due |= job.timestamps is not None
+
+    def release_closed_files(self) -> None:
+        """Release the files of closed segments that are not flushed, because the log has failed."""
+        for segment in self._closed:
+            segment.file = None
 
     def release(self) -> None:
         """Release the files of closed segments, because the log is closed; prepared jobs have no effect any more."""

@@ -93,7 +93,10 @@ class GroupCommit:
         self._maintenance_now: dict[Log, None] = {}  # due now
         self._disk_full_logs: dict[Log, None] = {}
         self._start_offset_waits: dict[Log, list[tuple[int, Callable[[StorageError | None], None]]]] = {}
+        self._after_job: list[Callable[[], None]] = []
         self._is_job_running = False
+        self._is_job_held = False
+        """Whether no job runs although `_is_job_running` is set: the next one starts when a block of `one_job` ends."""
         self._flush_timer: Timer | None = None
         self._maintenance_timer: Timer | None = None
         self._syncs_before_maintenance = 0
@@ -169,18 +172,44 @@ class GroupCommit:
         """Start one job for all flushes that the block requests, when it ends; otherwise the first one would get a job
         of its own. The block must not await."""
         was_running, self._is_job_running = self._is_job_running, True
+        was_held, self._is_job_held = self._is_job_held, self._is_job_held or not was_running
         try:
             yield
         finally:
-            self._is_job_running = was_running
+            self._is_job_running, self._is_job_held = was_running, was_held
             if self._dirty_logs and not was_running:
                 self._start_next_job()
+            if self._after_job and not self._is_job_running:
+                self._call_after_job()
 
     def sync_with_followers(self) -> None:
         """Start the sync of all logs that wait for it: their records were sent to followers."""
         if self._logs_with_followers:
             logs, self._logs_with_followers = self._logs_with_followers, {}
             self.request_flush_of_all(logs)
+
+    def call_after_job(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` once, after the job that runs or starts now; all logs with something to flush are flushed now
+        or by the next job. Returns False if there is nothing to flush, so that no job starts."""
+        self._flush_delayed_logs()
+        if not self._is_job_running or (self._is_job_held and not self._dirty_logs):
+            return False
+        self._after_job.append(callback)
+        return True
+
+    def _call_after_job(self) -> None:
+        """Call what waits for a job, in the next iteration of the event loop: until then the job refers to its files,
+        so that their descriptors are not free."""
+        callbacks, self._after_job = self._after_job, []
+        if self._scheduler is None:
+            self._call_all(callbacks)
+        else:
+            self._scheduler.call_later(0, self._call_all, callbacks)
+
+    def _call_all(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        with self.one_job():
+            for callback in callbacks:
+                callback()
 
     @property
     def is_idle(self) -> bool:
@@ -201,6 +230,9 @@ class GroupCommit:
 
     def _on_flush_interval(self) -> None:
         self._flush_timer = None
+        self._flush_delayed_logs()
+
+    def _flush_delayed_logs(self) -> None:
         for log in self._delayed_logs:
             log.exclude_from_awaited_syncs()
         self._dirty_logs.update(self._delayed_logs)
@@ -395,6 +427,8 @@ class GroupCommit:
         self._is_job_running = False
         if self._dirty_logs or self._maintenance_now or (syncs and self._scheduler is None):
             self._start_next_job()
+        if self._after_job:
+            self._call_after_job()
         if defect is not None:
             try:
                 raise defect  # with its traceback

@@ -27,6 +27,7 @@ import contextlib
 import logging
 import math
 import struct
+import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,6 +43,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.ports import DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
 from mansio.storage import timestamp_search
+from mansio.storage.active_files import ActiveFilesInUse
 from mansio.storage.checked_ranges import OPEN_RANGE_END, CheckedRange, CheckedRanges, damaged_range_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.storage.checksummed_file import write_checksummed
@@ -83,7 +85,7 @@ from mansio.wire.batch.record_batch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.storage.flush_state import MaintenanceJob
@@ -200,6 +202,9 @@ class Log:
         self._read_positions = ReadPositions()
         self._flush_state = FlushState(directory, recovery)
         self._disk_full_logged = False
+        self._is_internal = False
+        self._gives_up_file = False
+        """Whether appends that can wait are refused, because others wait for the file of the active segment."""
         self.compaction = SegmentSwap(
             self._segments, files, self._flush_state, self._read_positions, recovery.compaction
         )
@@ -301,13 +306,20 @@ class Log:
     # Appending
 
     def append(
-        self, batch: Buffer, header: BatchHeader, leader_epoch: int, *, rewritten_header: bytes | None = None
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        leader_epoch: int,
+        *,
+        rewritten_header: bytes | None = None,
+        uses_reserve: bool = False,
     ) -> int:
         """Append one whole, validated batch; returns its base offset. The batch is not durable on return.
 
-        `rewritten_header` replaces the header of the batch (for log-append time). Raises `FencedLeaderEpoch` for an
-        older epoch, `StorageError` if the disk fails. On a full disk the partly written batch is removed and the log
-        accepts later appends; after any other disk error the log has failed (`failure`).
+        `rewritten_header` replaces the header of the batch (for log-append time). `uses_reserve`: the caller cannot
+        wait for a file (`wait_for_file`). Raises `FencedLeaderEpoch` for an older epoch, `ActiveFilesInUse`, after
+        which nothing has changed, and `StorageError` if the disk fails. On a full disk the partly written batch is
+        removed and the log accepts later appends; after any other disk error the log has failed (`failure`).
         """
         size = header.batch_length + 12
         active = self._active
@@ -319,7 +331,7 @@ class Log:
             or self._clock.monotonic() >= self._roll_at
             or self.end_offset - active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
         ):
-            active = self._prepare_append(position, size, leader_epoch, header)
+            active = self._prepare_append(position, size, leader_epoch, header, uses_reserve=uses_reserve)
             position = active.size
         base_offset = self.end_offset
         if rewritten_header is None:
@@ -344,7 +356,9 @@ class Log:
         self.end_offset = active.end_offset = base_offset + header.last_offset_delta + 1
         return base_offset
 
-    def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> Segment:
+    def _prepare_append(
+        self, position: int, size: int, leader_epoch: int, header: BatchHeader, *, uses_reserve: bool
+    ) -> Segment:
         """Slow path of an append: validate, start an epoch, roll or preallocate. Returns the segment to write to."""
         self._check_writable()
         if self._roll_at == _ROLL_TIME_UNKNOWN:
@@ -353,14 +367,16 @@ class Log:
             raise FencedLeaderEpoch(
                 f"{self.directory}: leader epoch {leader_epoch} is older than {self.leader_epochs.latest_epoch}"
             )
-        self._open_active_file()
+        self._open_active_file(uses_reserve=uses_reserve)
         now = self._clock.monotonic()
         if self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX:
-            self._roll(now)  # an empty segment, too: there may be a gap behind its base offset
+            self._roll(
+                now, uses_reserve=uses_reserve
+            )  # an empty segment, too: there may be a gap behind its base offset
         elif position == 0:
             self._roll_at = now + self.settings.segment_ms / 1000
         elif position + size > self.settings.segment_bytes or now >= self._roll_at:
-            self._roll(now)
+            self._roll(now, uses_reserve=uses_reserve)
         if self.leader_epochs.assign(leader_epoch, self.end_offset):
             self._flush_state.epochs_dirty = True
         active = self._active
@@ -368,41 +384,69 @@ class Log:
             self._preallocation.extend(self._disk, active, active.size + size, self.settings.segment_bytes)
         except OSError as error:
             raise self._handle_append_error(error, active.size) from error
+        if self._gives_up_file:
+            self._preallocation.limit(-1)  # the next append takes the slow path, too
         return active
 
-    def _open_active_file(self) -> None:
-        """Open the file of the active segment if it was closed. Raises `StorageError`, after which nothing changed if
-        there was no descriptor; otherwise the log has failed."""
-        active = self._active
+    def _open_active_file(self, *, uses_reserve: bool = False) -> None:
+        """Open the file of the active segment if it was closed. Raises `ActiveFilesInUse` and, without a descriptor,
+        `StorageError`, after both of which nothing changed; after any other `StorageError` the log has failed."""
+        active, files = self._active, self._files.active
         if active.file is not None:
+            if self._gives_up_file and not uses_reserve and not self._is_internal:
+                if files.has_waiting:
+                    raise ActiveFilesInUse("others wait for the file of this active segment")
+                self._gives_up_file = False
+                files.record_kept(self)
             return
+        files.make_room(self, is_internal=self._is_internal, uses_reserve=uses_reserve)
         message = f"cannot open {active.path}"
         try:
-            active.file = self._files.open_file(lambda: self._disk.open(active.path), closes_active=True)
+            file = self._files.open_file(lambda: self._disk.open(active.path), appending=self)
+            size = file.size()
         except OSError as error:
             if error.errno in TRANSIENT_ERRNOS:
                 raise StorageError(f"{message}: {error}") from error
             raise self.fail(error, message) from error
+        if size < active.size:  # someone else has changed the directory
+            raise self.fail(StorageError(f"it has {size} bytes instead of {active.size}"), message)
+        active.file = file
+        self._files.evict(active)  # readers use this file from now on
         self._preallocation.switch_segment(active.size)
-        self._files.record_active(self)
+        files.record_open(self, is_internal=self._is_internal)
 
-    def record_active_file(self) -> None:
-        """Record in the file cache that the file of the active segment is open, if it is; other logs may close theirs.
-        Called when the log joins those of a broker."""
+    def wait_for_file(
+        self,
+        waiter: Hashable,
+        attempt: Callable[[], object],
+        call_after_job: Callable[[Callable[[], None]], bool],
+    ) -> bool:
+        """Call `attempt` when a file that was refused with `ActiveFilesInUse` may be opened (`ActiveFiles.wait`)."""
+        return self._files.active.wait(waiter, attempt, call_after_job)
+
+    def record_active_file(self, *, is_internal: bool = False) -> None:
+        """Record in the file cache that the file of the active segment is open, if it is; this log or others may close
+        theirs. Called when the log joins those of a broker. `is_internal`: it belongs to an internal topic."""
+        self._is_internal = is_internal
         if self._active.file is not None:
-            self._files.record_active(self)
+            self._files.active.record_opened_log(self, is_internal=is_internal)
 
     def close_active_file(self) -> bool:
-        """Close the file of the active segment until the next append, unless it has unflushed bytes or is in use.
+        """Close the file of the active segment until the next append, unless it has unflushed bytes or is in use. One
+        that a response refers to stays open until it is sent; it is not closed if these are too many.
 
         Returns whether it is closed now.
         """
         active = self._active
+        if self.failure is not None:  # nothing is written to it any more
+            active.file = None
+            self._flush_state.release_closed_files()
+            self._files.active.record_unflushed_closed(self, 0)
+            return True
         if active.file is None:
             return True
         if (
-            self.failure is not None
-            or self.closed
+            self.closed
             or self.unfinished_job_count
             or self.repairing
             or self.compaction.is_busy
@@ -413,9 +457,21 @@ class Log:
             self._preallocation.release(active)
         except OSError:
             return False  # the next append gets the error
-        active.file = None
         self._preallocation.limit(-1)  # the next append takes the slow path
+        reference = weakref.ref(active.file)
+        active.file = None
+        if (file := reference()) is not None:
+            if self._files.is_limited:
+                active.file = file
+                return False
+            self._files.record_sent(file)
+        self._gives_up_file = False
         return True
+
+    def give_up_active_file(self) -> None:
+        """Refuse appends that can wait, until the file was closed or the queue is empty."""
+        self._gives_up_file = True
+        self._preallocation.limit(-1)  # the next append takes the slow path
 
     def _check_writable(self) -> None:
         if self.failure is not None:
@@ -470,7 +526,7 @@ class Log:
         """Close the active segment now, so that retention and compaction can include it. Returns False if it is empty.
 
         The caller then requests a flush of the log from `GroupCommit`, which makes the new segment durable. Raises
-        `StorageError` as `append` does.
+        `ActiveFilesInUse` and `StorageError` as `append` does.
         """
         self._check_writable()
         if self.end_offset == self._active.base_offset:
@@ -478,18 +534,20 @@ class Log:
         self._roll(self._clock.monotonic())
         return True
 
-    def _roll(self, now: float) -> None:
+    def _roll(self, now: float, *, uses_reserve: bool = False) -> None:
         """Close the active segment and create the next one. After an error the log is unchanged, or it has failed.
 
         Flush jobs sync the old segment before the new one, so no end offset in the new segment is durable earlier.
         """
-        self._open_active_file()
+        self._open_active_file(uses_reserve=uses_reserve)
         segment = Segment(self.directory, self.end_offset)
         message = f"cannot create the segment {segment.path}"
+        files = self._files.active
+        files.make_room(self, is_internal=self._is_internal, uses_reserve=uses_reserve)
         try:
             self._preallocation.release(self._active)
             segment.file = self._files.open_file(
-                lambda: self._disk.open(segment.path, create=True), closes_active=True
+                lambda: self._disk.open(segment.path, create=True), appending=self
             )
         except OSError as error:
             if error.errno in TRANSIENT_ERRNOS:
@@ -505,6 +563,8 @@ class Log:
         self._flush_state.record_closed_segment(closing)
         self._segments.add(segment)
         self._active = segment
+        files.record_open(self, is_internal=self._is_internal)
+        files.record_unflushed_closed(self, self._flush_state.unflushed_closed_count)
         self._preallocation.switch_segment(0)
         self._roll_at = now + self.settings.segment_ms / 1000
         if closing.end_offset <= self.start_offset:
@@ -603,7 +663,7 @@ class Log:
             or self._clock.monotonic() >= self._roll_at
             or last.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
         ):
-            active = self._prepare_append(position, size, leader_epoch, first)
+            active = self._prepare_append(position, size, leader_epoch, first, uses_reserve=True)
             position = active.size
         try:
             for header in headers:
@@ -654,7 +714,7 @@ class Log:
             raise self.fail(
                 StorageError("no space for the checkpoint"), f"cannot record the gaps of {self.directory}"
             )
-        self._roll(self._clock.monotonic())
+        self._roll(self._clock.monotonic(), uses_reserve=True)
 
     # Reading
 
@@ -1217,6 +1277,13 @@ class Log:
         self._active = segment
         self._preallocation.switch_segment(position)
         self.end_offset = self.durable_end_offset = end
+        self._record_replaced_file()
+
+    def _record_replaced_file(self) -> None:
+        """Record the file of the active segment after a truncation, which needed no room: one log at a time is
+        truncated, and has nothing to flush then, so that its file is closed again if too many are open."""
+        self._files.active.record_unflushed_closed(self, 0)
+        self._files.active.record_opened_log(self, is_internal=self._is_internal)
 
     def _raise_if_busy(self, action: str) -> None:
         if self.unfinished_job_count or self.compaction.is_busy or self.repairing:
@@ -1248,7 +1315,7 @@ class Log:
         for path in (segment.index_path, f"{directory}/{TIMESTAMPS_NAME}"):
             if disk.exists(path):
                 disk.remove(path)
-        file = segment.file or self._files.open_file(lambda: disk.open(segment.path))
+        file = segment.file or self._files.open_file(lambda: disk.open(segment.path), appending=self)
         file.truncate(position)
         state.sync_closed_before(segment)
         file.sync()
@@ -1281,6 +1348,7 @@ class Log:
             self._restart_at(offset)
         except (OSError, DirectoryNotSynced) as error:
             raise self.fail(error, f"cannot reset {self.directory}") from error
+        self._record_replaced_file()
 
     def _delete_records(self) -> None:
         """Delete everything except a checkpoint of an empty log at the durable end offset.
@@ -1316,7 +1384,7 @@ class Log:
         )
         state.checkpoint = write_both_slots(disk, f"{self.directory}/{CHECKPOINT_NAME}", checkpoint)
         segment = Segment(self.directory, offset)
-        segment.file = disk.open(segment.path, create=True)
+        segment.file = self._files.open_file(lambda: disk.open(segment.path, create=True), appending=self)
         segment.file.truncate(0)
         segment.file.sync()
         disk.sync_directory(self.directory)
@@ -1352,10 +1420,14 @@ class Log:
             self._log_disk_full(error)
         elif error is not None:
             self.fail(error, f"cannot sync {self.directory}")
-        elif self.failure is None and self._flush_state.record_sync(job):
-            self.durable_end_offset = job.end_offset
-            self._preallocation.awaited_syncs += 1
-            self._listener.on_durable(job.end_offset)
+        elif self.failure is None:
+            moved = self._flush_state.record_sync(job)
+            if job.closed_segment_count:
+                self._files.active.record_unflushed_closed(self, self._flush_state.unflushed_closed_count)
+            if moved:
+                self.durable_end_offset = job.end_offset
+                self._preallocation.awaited_syncs += 1
+                self._listener.on_durable(job.end_offset)
 
     def exclude_from_awaited_syncs(self) -> None:
         """Exclude the next sync from `Preallocation.awaited_syncs`, because no request waits for it."""
@@ -1505,7 +1577,7 @@ class Log:
     def _release(self) -> None:
         """Close all files and mark the log as closed, so that appends are refused."""
         self.closed = True
-        self._files.forget_active(self)
+        self._files.active.record_closed_log(self)
         self._preallocation.limit(-1)
         self._read_positions.clear()
         self._flush_state.release()

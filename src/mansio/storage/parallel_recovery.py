@@ -58,7 +58,7 @@ def open_logs(
     """
     opened: list[Log | StorageError] = []
     count = max(
-        files.active_files_max // FILES_PER_RECOVERY, 1
+        files.active.files_max // FILES_PER_RECOVERY, 1
     )  # each log has open files until it is recovered
     for first in range(0, len(requests), count):
         opened += _open_together(

@@ -184,7 +184,7 @@ CAPACITY_BYTES = 1 << 40
 class SimulatedFile:
     """An open file of a `SimulatedDisk`. It can still be used after the file was removed or renamed."""
 
-    __slots__ = ("_disk", "_inode", "_path", "_writable")
+    __slots__ = ("__weakref__", "_disk", "_inode", "_path", "_writable")
 
     def __init__(self, disk: SimulatedDisk, path: str, inode: Inode, *, writable: bool) -> None:
         self._disk = disk

@@ -23,6 +23,7 @@ from mansio.broker.partition.batch_processing import (
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.errors import (
     CorruptMessage,
+    DescriptorsExhausted,
     InvalidRecord,
     MansioError,
     MessageTooLarge,
@@ -31,6 +32,7 @@ from mansio.errors import (
     RequestTimedOut,
 )
 from mansio.state.producers import ProducerTable
+from mansio.storage.active_files import ActiveFiles, ActiveFilesInUse
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, compress
 from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import (
@@ -48,7 +50,7 @@ from support.replicas import TOPIC, Cluster
 from support.tiers import repetitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from mansio.ports import Buffer
 
@@ -87,9 +89,35 @@ def rules(compression: Compression | None, bytes_max: int = BATCH_BYTES_MAX) -> 
     return AppendRules(bytes_max, TimestampType.CREATE, 1 << 62, 1 << 62, compression=compression)
 
 
+class FakeFlush:
+    """Calls back after the flush, which the test runs. `is_idle`: there is nothing to flush."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+        self.is_idle = False
+
+    def call_after_job(self, callback: Callable[[], None]) -> bool:
+        if not self.is_idle:
+            self.callbacks.append(callback)
+        return not self.is_idle
+
+    def run(self) -> None:
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class FakeFiles:
+    """The open files of the partitions that share it."""
+
+    def __init__(self) -> None:
+        self.flush = FakeFlush()
+        self.active = ActiveFiles()
+
+
 @dataclass(eq=False)
 class FakePartition:
-    """Takes batches as a partition does: leader, size, sequences, in that order."""
+    """Takes batches as a partition does: leader, size, sequences, open file, in that order."""
 
     name: str
     rules: AppendRules
@@ -100,6 +128,13 @@ class FakePartition:
     table: ProducerTable = field(default_factory=lambda: ProducerTable(expiration_ms=1 << 40))
     end: int = 0
     fails_unexpectedly: bool = False
+    files: FakeFiles = field(default_factory=FakeFiles)
+    may_open: bool = True
+    """Whether the file of its log can be opened."""
+    refused: int = 0
+
+    def wait_for_file(self, waiter: Hashable, attempt: Callable[[], object]) -> bool:
+        return self.files.active.wait(waiter, attempt, self.files.flush.call_after_job)
 
     def ensure_leader(self) -> None:
         if not self.is_leader:
@@ -124,6 +159,9 @@ class FakePartition:
             raise MessageTooLarge(self.name)
         if header.producer_id >= 0 and (known := self.table.check(header)) is not None:
             return AppendResult(known.base_offset, known.last_offset + 1, -1, True)
+        if not self.may_open:
+            self.refused += 1
+            raise DescriptorsExhausted(self.name) from ActiveFilesInUse(self.name)
         base_offset = self.end
         self.end += header.record_count
         if header.producer_id >= 0:
@@ -169,8 +207,10 @@ class Model:
         self.random = random.Random(seed)
         self.thread = ManualThread()
         self.batch_processor = BatchProcessor(self.thread)
+        self.files = FakeFiles()
         self.partitions: list[Any] = [
-            FakePartition(f"t-{index}", rules(self.random.choice(COMPRESSIONS))) for index in range(6)
+            FakePartition(f"t-{index}", rules(self.random.choice(COMPRESSIONS)), files=self.files)
+            for index in range(6)
         ]
         self.sent: list[Sent] = []
         self.passed_by: dict[str, set[str]] = {}
@@ -182,9 +222,13 @@ class Model:
         partition = self.random.choice(self.partitions)
         if chosen < 0.6:
             self._arrive(partition)
-        elif chosen < 0.9:
+        elif chosen < 0.85:
             if self.thread.jobs:
                 self._run()
+        elif chosen < 0.88:
+            partition.may_open = not partition.may_open
+        elif chosen < 0.91:
+            self.files.flush.run()
         elif chosen < 0.95:
             partition.rules = rules(self.random.choice(COMPRESSIONS))
         elif chosen < 0.98:
@@ -243,8 +287,12 @@ class Model:
         lent[:] = b"\xff" * len(lent)
 
     def check(self) -> None:
-        while self.thread.jobs:
-            self._run()
+        for partition in self.partitions:
+            partition.may_open = True
+        while self.thread.jobs or self.files.flush.callbacks:
+            if self.thread.jobs:
+                self._run()
+            self.files.flush.run()
         assert self.batch_processor.queued_bytes == 0
         assert not self.batch_processor.queues
         assert not self.batch_processor._client_bytes
@@ -287,7 +335,7 @@ class Model:
     ids=["few", "many"],
 )
 def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds: range) -> None:
-    appended = queued = 0
+    appended = queued = refused = 0
     for seed in seeds:
         model = Model(seed)
         for _ in range(60):
@@ -297,7 +345,9 @@ def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds
             queued = max(queued, model.batch_processor.queued_bytes)
         model.check()
         appended += sum(len(partition.batches) for partition in model.partitions)
+        refused += sum(partition.refused for partition in model.partitions)
     assert appended > 400
+    assert refused > 10
     assert queued > INLINE_BYTES_MAX, "nothing was ever waiting: the test shows nothing"
 
 
@@ -346,6 +396,55 @@ def test_a_small_batch_does_not_pass_one_that_is_being_recompressed() -> None:
         Codec.NONE,
     ]
     assert list(one.outcomes) == [0, 1, 2, 3]
+
+
+def test_a_batch_whose_file_cannot_be_opened_waits_for_a_flush_and_later_ones_behind_it() -> None:
+    one = One(Compression(Codec.NONE))
+    one.partition.may_open = False
+    for number in range(3):
+        one.send(number, build_batch([(number, None, b"%d" % number, ())]))
+    one.partition.files.flush.run()
+    assert one.outcomes == {}
+    assert len(one.partition.files.flush.callbacks) == 1
+    one.partition.may_open = True
+    one.send(3, build_batch([(3, None, b"3", ())]))
+    assert one.outcomes == {}
+    one.partition.files.flush.run()
+    assert [values(batch) for batch in one.partition.batches] == [[b"0"], [b"1"], [b"2"], [b"3"]]
+    assert list(one.outcomes) == [0, 1, 2, 3]
+    assert not one.batch_processor.queues
+    assert one.batch_processor.queued_bytes == 0
+
+
+def test_a_batch_whose_file_cannot_be_opened_is_refused_if_there_is_nothing_to_flush() -> None:
+    one = One(Compression(Codec.NONE))
+    one.partition.may_open = False
+    one.partition.files.flush.is_idle = True
+    one.send(0, build_batch([(0, None, b"0", ())]))
+    assert isinstance(one.outcomes[0], DescriptorsExhausted)
+    assert not one.batch_processor.queues
+
+
+def test_after_a_flush_no_partition_tries_again_behind_one_that_has_to_wait() -> None:
+    one = One(Compression(Codec.NONE))
+    others: list[Any] = [
+        FakePartition(f"u-{number}", one.partition.rules, files=one.partition.files) for number in range(5)
+    ]
+    outcomes: list[AppendResult | MansioError] = []
+    for partition in (one.partition, *others):
+        partition.may_open = False
+        one.batch_processor.append(
+            partition, build_batch([(0, None, b"0", ())]), urgent=True, on_appended=outcomes.append
+        )
+        partition.refused = 0
+    one.partition.may_open = True
+    one.partition.files.flush.run()
+    assert len(outcomes) == 1
+    assert [partition.refused for partition in others] == [1, 0, 0, 0, 0]
+    for partition in others:
+        partition.may_open = True
+    one.partition.files.flush.run()
+    assert len(outcomes) == 6
 
 
 def test_a_batch_that_cannot_be_recompressed_fails_alone() -> None:

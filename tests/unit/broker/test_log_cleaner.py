@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.maintenance.log_cleaner import LogCleaner
@@ -22,7 +23,7 @@ INTERVAL_MS = 15_000
 class CleanerBench(PartitionBench):
     """Some compacted partitions with much to do, and their log cleaner."""
 
-    def __init__(self, partitions: int = 1, **settings: str) -> None:
+    def __init__(self, partitions: int = 1, active_files_max: int | None = None, /, **settings: str) -> None:
         loop = VirtualScheduler()  # clock and worker as well
         compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", **settings}
         super().__init__(
@@ -33,6 +34,7 @@ class CleanerBench(PartitionBench):
             clock=loop,
             scheduler=loop,
             background=loop,
+            active_files_max=active_files_max,
         )
         self.log_cleaner = LogCleaner(
             self.partitions,
@@ -133,3 +135,56 @@ def test_no_descriptor_to_close_a_segment_with_is_no_reason_to_give_a_partition_
     bench.disk.fail_when = None
     bench.look(rounds=8)
     assert log.compaction.state.cleaned_end_offset == log.end_offset
+
+
+def test_active_segments_that_must_be_compacted_are_closed_although_few_files_may_be_open() -> None:
+    """Two files of each are open until the next flush: the others wait for it, and none is given up."""
+    partitions = 12
+    bench = CleanerBench(
+        partitions,
+        4,
+        **{"max.compaction.lag.ms": "600000", "min.cleanable.dirty.ratio": "1.0"},
+    )
+    started(bench)
+    bench.look(rounds=50)
+    for partition in bench.partitions:
+        partition.append(build_batch([(bench.scheduler.wall_ms() - 600_001, b"b", b"1", ())]))
+        partition.log.sync()
+    bench.look(rounds=3)
+    assert bench.log_cleaner.uncleanable == {}
+    assert bench.log_cleaner.counts.failed == 0
+    assert all(
+        partition.log.compaction.state.cleaned_end_offset == partition.log.end_offset
+        for partition in bench.partitions
+    )
+
+
+def test_a_partition_that_cannot_close_its_active_segment_is_compacted_later() -> None:
+    bench = CleanerBench(2, 2, **{"max.compaction.lag.ms": "600000", "min.cleanable.dirty.ratio": "1.0"})
+    started(bench)
+    bench.look(rounds=50)
+    for partition in reversed(bench.partitions):
+        partition.append(build_batch([(bench.scheduler.wall_ms() - 600_001, b"b", b"1", ())]))
+        partition.log.sync()
+    busy, other = (partition.log for partition in bench.partitions)
+    busy.compaction.is_busy = True  # its file cannot be closed
+    bench.look(rounds=3)
+    assert other.compaction.state.cleaned_end_offset < other.end_offset
+    assert bench.log_cleaner.uncleanable == {}
+    busy.compaction.is_busy = False
+    bench.look(rounds=3)
+    assert other.compaction.state.cleaned_end_offset == other.end_offset
+
+
+def test_a_finished_compaction_keeps_no_file_of_the_segments_that_it_replaced() -> None:
+    """`mansio serve` runs the cyclic garbage collector rarely: one descriptor for each log that was compacted."""
+    gc.collect()
+    gc.disable()
+    try:
+        bench = CleanerBench(2)
+        first = [partition.log._segments.segments[0] for partition in bench.partitions]
+        started(bench)
+        assert all(segment.replaced for segment in first)
+        assert [gc.get_referrers(segment) for segment in first] == [[first], [first]]
+    finally:
+        gc.enable()

@@ -14,6 +14,7 @@ import pytest
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.broker.replication.log_repairer import FREE_BYTES_MIN, RepairCounts
 from mansio.errors import CorruptLog, DamagedRange, StorageError, VerificationPending
+from mansio.storage.active_files import ActiveFilesInUse
 from mansio.storage.log import LogSettings
 from mansio.storage.repair import SYNC_BYTES, SegmentCopy
 from mansio.storage.segment import Segment
@@ -25,7 +26,7 @@ from support.replicas import Cluster
 from support.tiers import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Buffer
@@ -252,6 +253,32 @@ def test_damage_in_the_active_segment_is_repaired_after_a_roll() -> None:
     ack = leader.append(b"later")
     cluster.run_until(lambda: ack.settled)
     assert ack.acknowledged
+
+
+def test_a_repair_waits_until_the_active_segment_may_be_rolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others have taken all files of active segments, it is not a failure."""
+    cluster = written()
+    leader = cluster[1]
+    flip(leader, segments(leader)[-1], 100)
+    roll = leader.log.roll
+    attempts: list[Callable[[], object]] = []
+
+    def refuse_first() -> bool:
+        if not attempts:
+            raise ActiveFilesInUse("others have taken all files")
+        return roll()
+
+    def wait(_: object, attempt: Callable[[], object], __: object) -> bool:
+        attempts.append(attempt)
+        leader.scheduler.call_later(20, attempt)
+        return True
+
+    monkeypatch.setattr(leader.log, "roll", refuse_first)
+    monkeypatch.setattr(leader.log, "wait_for_file", wait)
+    assert values_read(leader.partition, within=cluster) == ALL
+    assert len(attempts) == 1
+    assert leader.repairer.counts.ranges == 1
+    assert leader.repairer.counts.failures == 0
 
 
 def test_batch_of_another_leader_epoch_is_not_taken_over() -> None:

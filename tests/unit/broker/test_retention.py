@@ -54,13 +54,16 @@ class Floor:
 class RetentionBench(PartitionBench):
     """Some partitions, their retention manager, and everything under them."""
 
-    def __init__(self, *settings: dict[str, str], internal: bool = False) -> None:
+    def __init__(
+        self, *settings: dict[str, str], internal: bool = False, active_files_max: int | None = None
+    ) -> None:
         super().__init__(
             directory="data/t",
             settings=settings or ({},),
             leader_epoch=3,
             log_settings=LogSettings(segment_bytes=SEGMENT_BYTES),
             internal=internal,
+            active_files_max=active_files_max,
         )
         self.manager = RetentionManager(
             self.partitions, clock=self.clock, scheduler=self.scheduler, check_interval_ms=INTERVAL_MS
@@ -370,6 +373,60 @@ def test_closed_segments_go_although_there_is_no_room_for_a_new_one(code: int) -
     bench.manager.check_partition(bench.partition)
     assert bench.starts() == [3]
     assert bench.manager.counts[2:4] == (3, 3)
+
+
+@pytest.mark.parametrize(("partitions", "active_files_max"), [(30, 4), (150, 140)])
+def test_one_check_deletes_the_active_segments_of_more_partitions_than_files_may_be_open(
+    lines: pytest.LogCaptureFixture, partitions: int, active_files_max: int
+) -> None:
+    """Two files of each are open until the next flush: the others wait for it, and report no error."""
+    bench = RetentionBench(*[{"retention.ms": "1"}] * partitions, active_files_max=active_files_max)
+    for index in range(partitions):
+        bench.fill(1, index=index)
+    bench.pass_time(MINUTE_MS)
+    bench.manager.start()
+    bench.scheduler.fire(FIRST_CHECK_MS)
+    for _ in range(3 * partitions):
+        bench.background.run_all()
+        bench.scheduler.fire(100)
+        bench.group_commit.request_flush_of_all(bench.logs)  # as clients do
+    assert bench.starts() == [1] * partitions
+    assert bench.manager.counts[:3] == (1, 0, partitions)
+    assert not [line.getMessage() for line in lines.records if line.levelno > logging.INFO]
+    assert not bench.manager._awaiting_file
+
+
+def test_a_partition_that_cannot_roll_although_nothing_is_to_be_flushed_is_checked_in_the_next_round(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    bench = RetentionBench({"retention.ms": "-1"}, {"retention.ms": "1"}, active_files_max=2)
+    bench.fill(1, index=1)
+    bench.fill(1, index=0)
+    bench.pass_time(MINUTE_MS)
+    bench.partition.log.compaction.is_busy = True  # its file cannot be closed
+    bench.manager.start()
+    bench.scheduler.fire(FIRST_CHECK_MS)
+    assert bench.starts() == [0, 0]
+    assert [line.getMessage() for line in lines.records] == ["retention_postponed"]
+    assert bench.manager.counts.failures == 0
+    bench.partition.log.compaction.is_busy = False
+    bench.scheduler.fire(INTERVAL_MS)
+    assert bench.starts() == [0, 1]
+
+
+def test_no_partition_is_checked_after_the_flush_if_retention_has_stopped() -> None:
+    bench = RetentionBench(*[{"retention.ms": "1"}] * 10, active_files_max=4)
+    for index in range(10):
+        bench.fill(1, index=index)
+    bench.pass_time(MINUTE_MS)
+    bench.manager.start()
+    bench.scheduler.fire(FIRST_CHECK_MS)
+    rolled = bench.starts()
+    bench.manager.stop()
+    bench.sync()
+    bench.sync()
+    assert bench.starts() == rolled
+    assert 0 in rolled
 
 
 def test_one_line_reports_what_went(lines: pytest.LogCaptureFixture) -> None:

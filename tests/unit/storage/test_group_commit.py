@@ -284,3 +284,50 @@ def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> No
     for seed in range(20):
         image = bench.disk.crash(random.Random(seed))
         assert Log.open(image, ManualClock(), "/data/1", LogSettings()).end_offset == 7
+
+
+def test_a_call_after_a_job_flushes_delayed_requests_now_and_comes_once_all_are_flushed() -> None:
+    """A caller that waits for files must not wait for the flush interval, nor be called while a job holds them."""
+    bench = GroupCommitBench(3)
+    for number in range(3):
+        bench.group_commit.request_flush(bench.write(number), urgent=False)
+    assert not bench.background.jobs
+    ends: list[list[int]] = []
+    assert bench.group_commit.call_after_job(
+        lambda: ends.append([log.durable_end_offset for log in bench.logs])
+    )
+    assert len(bench.background.jobs) == 1
+    bench.background.run_all()
+    assert not ends
+    bench.scheduler.fire(0)
+    assert ends == [[1, 1, 1]]
+    bench.run_jobs()
+    assert len(ends) == 1
+
+
+def test_there_is_no_call_after_a_job_if_nothing_is_to_be_flushed() -> None:
+    bench = GroupCommitBench()
+    assert not bench.group_commit.call_after_job(lambda: None)
+    with bench.group_commit.one_job():
+        assert not bench.group_commit.call_after_job(lambda: None)
+        bench.group_commit.request_flush(bench.write())
+        assert bench.group_commit.call_after_job(lambda: None)
+
+
+def test_requests_of_one_call_after_a_job_share_one_sync() -> None:
+    bench = GroupCommitBench(4)
+
+    def write_others() -> None:
+        for number in (1, 2, 3):
+            bench.group_commit.request_flush(bench.write(number))
+        raise ValueError("a defect of the caller")
+
+    bench.group_commit.request_flush(bench.write())
+    assert bench.group_commit.call_after_job(write_others)
+    bench.background.run_all()
+    syncs = bench.group_commit.sync_count
+    with pytest.raises(ValueError, match="a defect"):
+        bench.scheduler.fire(0)
+    bench.background.run_all()
+    assert bench.group_commit.sync_count == syncs + 1
+    assert [log.durable_end_offset for log in bench.logs] == [1, 1, 1, 1]

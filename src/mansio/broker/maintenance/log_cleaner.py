@@ -221,12 +221,18 @@ class LogCleaner:
             if partition.log.compaction.is_busy:  # the next opening of the log completes a segment swap
                 continue
             try:
+                if self._must_roll(partition):
+                    turns.end()
+                    try:
+                        await partition.roll_when_possible()  # only a closed segment can be compacted
+                    finally:
+                        turns.begin()
                 found = self._evaluate(partition)
             except MansioError as error:
                 if is_transient(error):
                     later.add(partition.log)
                     self._log_postponed(partition, error)
-                else:
+                elif not partition.log.closed:  # meanwhile, while it waited for the file of its next segment
                     self._mark_uncleanable(partition, error)
                 continue
             highest = max(highest, found.plan.dirty_ratio)
@@ -236,17 +242,19 @@ class LogCleaner:
         self._failed = {log: why for log, why in self._failed.items() if log in alive}
         return best
 
+    def _must_roll(self, partition: Partition) -> bool:
+        """Whether the dirty records of a partition must be compacted and are all in the active segment."""
+        compaction = partition.log.compaction
+        oldest_ms = compaction.first_dirty_timestamp()
+        return (
+            oldest_ms is not None
+            and oldest_ms < self._clock.wall_ms() - partition.settings.max_compaction_lag_ms
+            and compaction.only_active_is_dirty
+        )
+
     def _evaluate(self, partition: Partition) -> Candidate:
         settings = compaction_settings(partition.settings)
         now_ms = self._clock.wall_ms()
-        compaction = partition.log.compaction
-        oldest_ms = compaction.first_dirty_timestamp()
-        if (
-            oldest_ms is not None
-            and oldest_ms < now_ms - settings.max_compaction_lag_ms
-            and compaction.only_active_is_dirty
-        ):
-            partition.roll()  # only a closed segment can be compacted
         limit_offset = partition.readable_end(READ_COMMITTED)
         if (floor := partition.retention_floor()) is not None:
             limit_offset = min(limit_offset, floor)

@@ -12,18 +12,21 @@ Invariants:
 * Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
   contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
 * A check examines the segments that it deletes and one more, and pauses for `SLICE_PAUSE_MS` after each `TURN_S`.
-* A partition whose check fails is reported; the next ones are still checked.
+* A partition whose check fails is reported; the next ones are still checked. One that has to roll, but may not open the
+  file of its next segment, is checked again after the next flush.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import MansioError, StorageError
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
+from mansio.storage.active_files import ActiveFilesInUse
 from mansio.storage.retention import UNLIMITED, find_expired
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ FIRST_CHECK_MS = 30_000
 
 SLICE_PAUSE_MS = 5
 """Pause of a check of all partitions after each turn."""
+
+CHECKS_PER_FLUSH_MAX = 64
+"""Maximum number of partitions that roll after one flush before batches of clients that wait for files, too."""
 
 
 class RetentionCounts(NamedTuple):
@@ -75,6 +81,8 @@ class RetentionManager:
         self._scheduler = scheduler
         self._check_interval_ms = check_interval_ms
         self._waiting: deque[Partition] = deque()
+        self._awaiting_file: dict[Partition, None] = {}
+        """Partitions that are checked again when they may roll."""
         self._timer: Timer | None = None
         self.counts = RetentionCounts()
 
@@ -92,6 +100,7 @@ class RetentionManager:
     def stop(self) -> None:
         """Stop the checks."""
         self._waiting.clear()
+        self._awaiting_file.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -115,11 +124,49 @@ class RetentionManager:
         self.counts = self.counts._replace(checks=self.counts.checks + 1)
         self._timer = self._scheduler.call_later(self._check_interval_ms, self._start_round)
 
-    def _check(self, partition: Partition) -> None:
+    def _check_waiting_for_file(self) -> None:
+        """Check again some of the partitions that could not roll, in their order. Others that wait for a file come
+        between these and the next ones."""
+        for partition in tuple(islice(self._awaiting_file, CHECKS_PER_FLUSH_MAX)):
+            if partition in self._awaiting_file:
+                if not self._check(partition):
+                    return
+                self._awaiting_file.pop(partition, None)
+        if self._awaiting_file:
+            self._scheduler.call_later(0, self._continue_after_flush)
+
+    def _continue_after_flush(self) -> None:
+        """Check the next partitions that could not roll, after the flush of those that have rolled."""
+        if self._awaiting_file and not self._await_file():
+            self._check_waiting_for_file()
+
+    def _await_file(self) -> bool:
+        """Check the partitions that could not roll after the next flush. Returns False if nothing is to be flushed."""
+        return next(iter(self._awaiting_file)).wait_for_file(self, self._check_waiting_for_file)
+
+    def _postpone(self) -> None:
+        """Leave the partitions that cannot roll to the next check of all partitions."""
+        logger.warning(
+            "retention_postponed",
+            extra=fields(
+                partitions=len(self._awaiting_file),
+                reason="no file can be opened for the next segments, and there is nothing to flush",
+            ),
+        )
+        self._awaiting_file.clear()
+
+    def _check(self, partition: Partition) -> bool:
+        """Check a partition. Returns False if the check is repeated when the partition may roll."""
         if partition.closed or partition.log.failure is not None:
-            return
+            return True
         try:
             self.check_partition(partition)
+        except ActiveFilesInUse:
+            self._awaiting_file[partition] = None
+            is_waiting = self._await_file()
+            if not is_waiting:
+                self._postpone()
+            return not is_waiting
         except MansioError as error:
             self._record_failure(partition, error.message)
         except Exception as error:  # a defect skips one check of one partition, not all retention
@@ -129,6 +176,7 @@ class RetentionManager:
                 exc_info=error,
                 extra=fields(topic=partition.topic, partition=partition.index, reason=repr(error)),
             )
+        return True
 
     def _record_failure(self, partition: Partition, reason: str) -> None:
         self.counts = self.counts._replace(failures=self.counts.failures + 1)
@@ -139,7 +187,8 @@ class RetentionManager:
 
     def check_partition(self, partition: Partition) -> None:
         """Delete the expired segments of a partition that this broker leads, by age or size. Those that features keep
-        are deleted by a later check. Raises `StorageError`."""
+        are deleted by a later check. Raises `ActiveFilesInUse` if the partition has to roll after the next flush, and
+        `StorageError`."""
         log = partition.log
         if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
             partition.roll()  # all records were deleted: free the space of the active segment as well

@@ -29,6 +29,7 @@ from mansio.errors import (
     TransactionalIdMissing,
 )
 from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
+from mansio.storage.active_files import ActiveFilesInUse
 from mansio.tracebacks import copied
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.inspection import REPORTED_RECORDS_MAX, InspectedBatch
@@ -145,6 +146,10 @@ def new_log_failed_error(name: str, failed: StorageError) -> LogFailed:
 def new_append_error(name: str, error: StorageError) -> StorageError:
     """Return the error for the client of a failed append that may succeed later: `DiskFull`, `DescriptorsExhausted`, or
     another `StorageError`."""
+    if isinstance(error, ActiveFilesInUse):
+        return DescriptorsExhausted(
+            f"{name}: {error.message}; nothing was written, and the same request succeeds after a flush"
+        )
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
         return DiskFull(
@@ -157,6 +162,11 @@ def new_append_error(name: str, error: StorageError) -> StorageError:
             f"request succeeds when there is one"
         )
     return StorageError(f"{name}: {_reason(error)}")
+
+
+def awaits_flush(error: BaseException | None) -> bool:
+    """Whether an append was refused that may be repeated after the next flush, because then its file can be opened."""
+    return isinstance(error, DescriptorsExhausted) and isinstance(error.__cause__, ActiveFilesInUse)
 
 
 def _reason(error: StorageError) -> str:

@@ -14,6 +14,9 @@ The queue is bounded by the decompressed size of its batches, estimated without 
 estimated size. A batch that is larger is then counted with the maximum decompressed size and submitted again, or
 rejected if that exceeds the bound.
 
+A batch whose log may not open its file waits in the queue, too (`ActiveFiles.wait`): the next flush is started, after
+which the waiting partitions try again, longest waiting first.
+
 Only batches of clients on a leader are recompressed; followers, coordinators and compaction append batches unchanged.
 
 Invariants:
@@ -35,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.broker.partition.append_validation import (
     DECODED_RECORDS_MAX,
     InspectedRecords,
+    awaits_flush,
     check_client_batch,
     check_record_count,
     inspect_records,
@@ -172,7 +176,7 @@ class BatchProcessor:
         """The thread, also for other work that decompresses much."""
         self.queues: dict[Partition, deque[_QueuedAppend]] = {}
         """Waiting batches of clients; later ones of the partition must be appended after them. Between method calls the
-        thread has the first batch of each queue, and no other."""
+        thread has the first batch of each queue, and no other, unless that batch waits for a file."""
         self._client_bytes: dict[Hashable, int] = {}
         self.queued_bytes = 0
         """Number of bytes of all waiting batches: for each the larger of its size as sent and decompressed."""
@@ -200,7 +204,8 @@ class BatchProcessor:
     ) -> None:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
         with the result or the error. `check` is called before the append, and may raise a `MansioError` instead of it.
-        `was_tried`: `Partition.append` has just raised `DecompressedTooLarge` for this batch, which needs the thread.
+        `was_tried`: `Partition.append` has just raised `DecompressedTooLarge` for this batch, which needs the thread,
+        or an error that `awaits_flush`.
 
         The errors are those of `Partition.append`; `MessageTooLarge` if the batch is too large when decompressed;
         `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
@@ -233,7 +238,11 @@ class BatchProcessor:
                     )
                     was_tried = target is None
             assert not isinstance(outcome, RebuildRequired), "no thread has inspected the batch"
-            is_queued = outcome is None or isinstance(outcome, DecompressedTooLarge)
+            is_queued = (
+                outcome is None
+                or isinstance(outcome, DecompressedTooLarge)
+                or (isinstance(outcome, MansioError) and awaits_flush(outcome))
+            )
             if is_queued:
                 entry = _QueuedAppend(
                     records,
@@ -264,6 +273,10 @@ class BatchProcessor:
         queue = self.queues.get(partition)
         if queue is not None:
             queue.append(entry)
+        elif entry.result is not None:  # it waits for its file
+            self.queues[partition] = deque((entry,))
+            if not self._await_file(partition):
+                self._append_ready(partition)
         elif self._submit(partition, entry):
             self.queues[partition] = deque((entry,))
         else:
@@ -385,9 +398,13 @@ class BatchProcessor:
             queue.popleft()
         del self.queues[partition]
 
+    def _await_file(self, partition: Partition) -> bool:
+        """Let the queue of a partition wait for the file of its log. Returns False if nothing is to be flushed."""
+        return partition.wait_for_file(partition, partial(self._append_ready, partition))
+
     def _complete(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Append a batch, unless its processing failed, and call its `on_appended`. Returns False if the batch was
-        passed to the thread again instead."""
+        passed to the thread again instead, or waits for a file."""
         result = entry.result
         assert result is not None
         outcome: AppendResult | MansioError
@@ -401,7 +418,8 @@ class BatchProcessor:
                 entry.transactional,
                 entry.check,
                 recompressed=entry.target is not None,
-                is_intact=entry.is_checked or entry.inspect is not None,  # otherwise not processed
+                # otherwise not processed, nor tried before
+                is_intact=entry.is_intact or entry.is_checked or entry.inspect is not None,
                 is_checked=True,  # what was not processed is small, or not to be checked
                 inspected=entry.inspected,
             )
@@ -410,6 +428,8 @@ class BatchProcessor:
                     return False
                 assert isinstance(entry.result, MansioError)
                 appended = entry.result
+            elif isinstance(appended, MansioError) and awaits_flush(appended) and self._await_file(partition):
+                return False
             outcome = appended
         self._release_bytes(entry)
         try:

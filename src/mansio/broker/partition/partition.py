@@ -73,8 +73,9 @@ from mansio.errors import (
     UnknownLeaderEpoch,
 )
 from mansio.logs import fields
-from mansio.ports import complete_from
+from mansio.ports import complete, complete_from, complete_with_error
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
+from mansio.storage.active_files import ActiveFilesInUse
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.log import LogListener
 from mansio.storage.verification import is_unreadable
@@ -99,7 +100,7 @@ from mansio.wire.batch.record_reader import check_content
 from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from uuid import UUID
 
     from mansio.broker.partition.append import AppendFeature, Draft, Following, ReleasingFeature
@@ -552,7 +553,9 @@ class Partition:
             append_time_ms = self.clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
         try:
-            base_offset = self.log.append(batch, header, self.replica.leader_epoch, rewritten_header=front)
+            base_offset = self.log.append(
+                batch, header, self.replica.leader_epoch, rewritten_header=front, uses_reserve=internal
+            )
         except StorageError as error:
             raise self._append_error(error) from error
         if front is not None:
@@ -597,19 +600,29 @@ class Partition:
             append_time_ms = draft.appended_ms if draft.first_ms < 0 else draft.first_ms
         return AppendResult(base_offset, end_offset, append_time_ms, draft.batch is None)
 
-    def _write(self, batches: Iterable[NewBatch]) -> tuple[int, int]:
+    def _write(self, batches: Iterable[NewBatch], *, uses_reserve: bool = False) -> tuple[int, int]:
         """Append batches, and then pass them to the hooks; return the base offset of the last one and the end offset.
+        `uses_reserve`: see `Log.append`.
 
-        An error may leave the first of them in the log."""
+        An error may leave the first of them in the log; their flush is then requested."""
         log, epoch = self.log, self.replica.leader_epoch
         base_offset = log.end_offset
         appended: list[tuple[NewBatch, int]] = []
         try:
             for one in batches:
-                base_offset = log.append(one.batch, one.header, epoch, rewritten_header=one.front)
+                base_offset = log.append(
+                    one.batch,
+                    one.header,
+                    epoch,
+                    rewritten_header=one.front,
+                    uses_reserve=uses_reserve or bool(appended),
+                )
                 appended.append((one, base_offset))
         except StorageError as error:
-            raise self._append_error(error) from error
+            if appended:
+                self._request_flush(urgent=False)
+            # With some of them in the log, the caller must not append them again when another file may be opened.
+            raise self._append_error(error) from (None if appended else error)
         finally:
             end_offset = log.end_offset
             for one, offset in appended:
@@ -652,7 +665,7 @@ class Partition:
             NewBatch(batch, check_stored_batch(batch), known)
             for batch, known in zip_longest(batches, contents)
         ]
-        _, end_offset = self._write(new)
+        _, end_offset = self._write(new, uses_reserve=True)
         self._request_flush(urgent=True)
         return end_offset
 
@@ -1309,9 +1322,33 @@ class Partition:
         return promise
 
     def roll(self) -> None:
-        """Start a new segment, so that the former active segment can be deleted."""
+        """Start a new segment, so that the former active segment can be deleted. Raises `ActiveFilesInUse`, after which
+        the caller can `wait_for_file`, and `StorageError`."""
         self.log.roll()
         self.group_commit.request_flush(self.log, urgent=False)
+
+    async def roll_when_possible(self) -> None:
+        """Call `roll`, after flushes if it needs them. Raises `StorageError`; `ActiveFilesInUse` if none is due."""
+        rolled: Promise[None] = self.scheduler.promise()
+
+        def attempt() -> None:
+            try:
+                self.roll()
+            except ActiveFilesInUse as refused:
+                if not self.wait_for_file(attempt, attempt):
+                    complete_with_error(rolled, without_traceback(refused))
+            except MansioError as error:
+                complete_with_error(rolled, without_traceback(error))
+            else:
+                complete(rolled, None)
+
+        attempt()
+        await rolled
+
+    def wait_for_file(self, waiter: Hashable, attempt: Callable[[], object]) -> bool:
+        """Call `attempt` when an append or roll that was refused with `ActiveFilesInUse` may succeed: see
+        `ActiveFiles.wait`."""
+        return self.log.wait_for_file(waiter, attempt, self.group_commit.call_after_job)
 
     def retention_floor(self, *, after_release: bool = False) -> int | None:
         """Return the offset from which retention must keep records, because a hook needs them; None for no limit.

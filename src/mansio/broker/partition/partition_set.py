@@ -371,7 +371,7 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
-        log.record_active_file()
+        log.record_active_file(is_internal=topic.internal)
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
             if self._clustered

@@ -458,7 +458,7 @@ class _SegmentRepair:
         await repairer.read(partition, self.next_offset, 1)
         await repairer.check_space(segment)
         if log.is_active(segment):
-            partition.roll()
+            await partition.roll_when_possible()
             partition.request_flush()
         self._check_current()
         try:

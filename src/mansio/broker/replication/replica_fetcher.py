@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.partition.append_validation import awaits_flush
 from mansio.errors import (
     ConcurrentChange,
     MansioError,
@@ -419,7 +420,9 @@ class ReplicaFetcher:
         """Retry a failed partition after a delay, or never if its log has failed."""
         partition = fetched.partition
         now = self._context.clock.monotonic()
-        if isinstance(error, ConcurrentChange):  # its log is being flushed
+        if isinstance(error, ConcurrentChange) or awaits_flush(
+            error
+        ):  # its log is being flushed, or others are
             fetched.retry_at_s = now + FLUSH_WAIT_MS / 1000
             return
         fetched.attempts += 1

@@ -11,6 +11,10 @@ Invariants:
 * Records are returned to a client only if it may read the topic at the time of the answer.
 * The first batch of a result is returned even if it is larger than the byte limits (KIP-74), so that a reader always
   makes progress.
+* A response has records of at most `FileCache.cached_files_max` partitions, whose files stay open until the records are
+  sent; it is returned at once then. A reader asks for those of the other partitions first in its next fetch, as after a
+  response that has reached its byte limit. While responses that are being sent keep too many files open
+  (`FileCache.is_limited`), further ones have at most `COPIED_BYTES_MAX` of copied records.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.quotas import QuotaService
     from mansio.ports import Scheduler, Timer
     from mansio.state.broker_handshake import BrokerIdentity
+    from mansio.storage.file_cache import FileCache
     from mansio.storage.group_commit import GroupCommit
     from mansio.storage.segment_list import LogSlice
 
@@ -50,6 +55,10 @@ NO_REPLICA: Final = -1
 FLUSH_WAIT_MS: Final = 500
 """Maximum time for which even a fetch with `max_wait_ms` 0 waits: for the flush of records that were acknowledged
 before it (acks=1), or for the verification of batches on disk."""
+
+
+COPIED_BYTES_MAX: Final = 64 << 10
+"""Maximum size of the records in a response that must not keep files open; more only if the first batch is larger."""
 
 
 class PartitionFetch(Protocol):
@@ -116,6 +125,7 @@ class FetchResult(NamedTuple):
     follower does not know yet: a log start offset, a divergence, or a high watermark that its readers wait for.
     `error`: rejects the whole fetch. `group_commit`: flushes the logs of the returned batches, for a follower.
     `is_pending`: records exist that can be returned only after they are verified or repaired.
+    `is_full`: the result has records of as many partitions as it may have.
     """
 
     topics: list[TopicData]
@@ -125,6 +135,7 @@ class FetchResult(NamedTuple):
     is_by_follower: bool = False
     group_commit: GroupCommit | None = None
     is_pending: bool = False
+    is_full: bool = False
 
     @classmethod
     def for_rejected_request(cls, request: FetchRequest, error: MansioError) -> FetchResult:
@@ -166,6 +177,7 @@ class FetchService:
     __slots__ = (
         "_authenticator",
         "_coalescer",
+        "_files",
         "_follower_notification_scheduled",
         "_follower_reads",
         "_partitions",
@@ -188,9 +200,11 @@ class FetchService:
         response_bytes_max: int,
         wait_ms_max: int,
         authenticator: BrokerAuthenticator,
+        files: FileCache,
         follower_reads: FollowerReads | None = None,
     ) -> None:
         """`follower_reads`: None if clients read from leaders only."""
+        self._files = files
         self._partitions = partitions
         self._produce = produce
         self._quotas = quotas
@@ -223,6 +237,7 @@ class FetchService:
         is_final = (
             result.size_bytes >= request.min_bytes
             or result.is_urgent
+            or result.is_full
             or (
                 request.max_wait_ms <= 0 and not result.is_pending and not self._awaits_flush(request, result)
             )
@@ -253,7 +268,7 @@ class FetchService:
         pending_before = len(self._produce.pending)
         result = self._read_for_follower(request, follower, first=True)
         self._coalescer.record_follower_fetch(pending_before)
-        if result.is_urgent or request.max_wait_ms <= 0 or not request.topics:
+        if result.is_urgent or result.is_full or request.max_wait_ms <= 0 or not request.topics:
             return result, True
         found = result.size_bytes >= request.min_bytes
         return result, found and not self._coalescer.should_wait(result.size_bytes)
@@ -290,6 +305,9 @@ class FetchService:
         if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(user, client_id)) is not None:
             remaining = min(remaining, burst_bytes)
         total = 0
+        files = self._files
+        sent_files, files_left = files.sent_files, files.cached_files_max
+        is_limited = False
         is_urgent = is_pending = False
         isolation_level = request.isolation_level
         find = self._partitions.find
@@ -324,19 +342,26 @@ class FetchService:
                             results.append(_redirection(partition, preferred, isolation_level))
                             continue
                     records = None
+                    found: LogSlice | bytes | None = None
                     if remaining > 0:
-                        records = partition.read(
+                        records = found = partition.read(
                             want.fetch_offset, min(remaining, want.max_bytes), isolation_level
                         )
+                        if sent_files and records is not None and files.is_limited:
+                            is_limited, remaining = True, min(remaining, COPIED_BYTES_MAX)
+                            records = partition.read(
+                                want.fetch_offset, min(remaining, want.max_bytes), isolation_level
+                            )
+                            found = None if records is None else records.read()
                 except VerificationPending:  # the end of the verification wakes the parked fetch
-                    records, is_pending = None, True
+                    records, found, is_pending = None, None, True
                 except MansioError as error:
                     is_urgent = True
                     results.append(PartitionData(want.index, without_traceback(error)))
                     continue
                 size = 0 if records is None else records.length
                 if size and total and size > remaining:
-                    records, size = None, 0  # the first batch exceeds what remains of the limit
+                    records, found, size = None, None, 0  # the first batch exceeds what remains of the limit
                 aborted = None
                 if isolation_level and records is not None:
                     aborted = _aborted(partition, want.fetch_offset, records.next_offset)
@@ -348,15 +373,23 @@ class FetchService:
                         partition.readable_end(isolation_level),
                         partition.log.start_offset,
                         size,
-                        records,
+                        found,
                         None,
                         aborted,
                     )
                 )
-                total += size
-                remaining -= size
+                if size:
+                    files_left -= 1
+                    total += size
+                    remaining = remaining - size if files_left else 0
             topics.append((name, topic_id, results))
-        return FetchResult(topics, total, is_urgent, is_pending=is_pending and not total)
+        return FetchResult(
+            topics,
+            total,
+            is_urgent,
+            is_pending=is_pending and not total,
+            is_full=not files_left or (is_limited and total > 0),
+        )
 
     def _refusal(
         self, grants: Grants | None, topic: str | None, topic_id: bytes | None
@@ -377,6 +410,9 @@ class FetchService:
             return FetchResult([], 0, True, stale, is_by_follower=True)
         remaining = min(request.max_bytes, self._response_bytes_max)
         total = 0
+        files = self._files
+        sent_files, files_left = files.sent_files, files.cached_files_max
+        is_limited = False
         group_commit = None
         is_urgent = False
         topics: list[TopicData] = []
@@ -397,6 +433,9 @@ class FetchService:
                         records, diverging, urgent = partition.read_for_follower(
                             node_id, broker_epoch, want, bytes_max, first=first
                         )
+                    if sent_files and not isinstance(records, bytes | None) and files.is_limited:
+                        is_limited, remaining = True, min(remaining, COPIED_BYTES_MAX)
+                        records = records.read()
                 except VerificationPending:
                     assert partition is not None
                     records = None
@@ -412,8 +451,10 @@ class FetchService:
                 is_urgent = is_urgent or urgent
                 if size and not request.is_repair_read:
                     group_commit = partition.group_commit
-                total += size
-                remaining -= size
+                if size:
+                    files_left -= 1
+                    total += size
+                    remaining = remaining - size if files_left else 0
                 high_watermark, start = partition.replica.high_watermark, partition.log.start_offset
                 results.append(
                     PartitionData(
@@ -421,7 +462,14 @@ class FetchService:
                     )
                 )
             topics.append((name, topic_id, results))
-        return FetchResult(topics, total, is_urgent, is_by_follower=True, group_commit=group_commit)
+        return FetchResult(
+            topics,
+            total,
+            is_urgent,
+            is_by_follower=True,
+            group_commit=group_commit,
+            is_full=not files_left or (is_limited and total > 0),
+        )
 
     def complete_follower_fetches(self) -> None:
         """Complete the parked fetches of followers, because this broker has become leader of a partition, which the
@@ -550,7 +598,7 @@ class ParkedFetch:
                 self._on_coalescing_end()
             return
         result = self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
-        if result.is_urgent:
+        if result.is_urgent or result.is_full:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:
             if self.is_by_follower and coalescer.should_wait(result.size_bytes):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.broker.partition.append_validation import needs_thread
+from mansio.broker.partition.append_validation import awaits_flush, needs_thread
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.config.topic_names import AUDIT_TOPIC
 from mansio.errors import (
@@ -92,9 +92,10 @@ class ProduceCounters:
 
 
 class ProcessingRequired(Exception):
-    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, or
-    because its content is so large that a thread processes it. Nothing was appended. `was_tried`: the partition has
-    refused the batch because of its size when decompressed, after the check of its CRC."""
+    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, its
+    content is so large that a thread processes it, or it waits until the file of its log can be opened. Nothing was
+    appended. `was_tried`: the partition has refused the batch after the check of its CRC, because of its size when
+    decompressed or because its file cannot be opened."""
 
     def __init__(self, partition: Partition, *, was_tried: bool = False) -> None:
         super().__init__(partition.name)
@@ -204,7 +205,9 @@ class ProduceService:
             appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
         except DecompressedTooLarge:  # for a check on the event loop
             raise ProcessingRequired(partition, was_tried=True) from None
-        except MansioError:
+        except MansioError as error:
+            if awaits_flush(error):
+                raise ProcessingRequired(partition, was_tried=True) from None
             counters.rejected_batches += 1
             raise
         counters.appended_batches += 1

@@ -442,8 +442,13 @@ class Fetcher:
             if error is not None:
                 raise copied(error)
             received = 0
+            is_shared = len(request.states) > 1
             for state, offset, result in request.read(frame):
-                received += self._handle_result(state, offset, result)
+                size = self._handle_result(state, offset, result)
+                received += size
+                if size and is_shared:
+                    # A response may have reached a limit: the next request asks for the other partitions first.
+                    self.states[state.partition] = self.states.pop(state.partition)
             if not received and not request.may_wait:
                 # Some partitions are full, the others empty: retry soon, without a busy loop.
                 self._paused_until[request.node_id] = self._loop.time() + FULL_BUFFER_PAUSE_S

@@ -238,7 +238,11 @@ class Compaction:
 
         Raises `CorruptLog`, `StorageError`, `OSError`. After an error, or to stop early, the caller calls `abandon`.
         """
-        return next(self._steps)
+        result = next(self._steps)
+        if isinstance(result, CompactionFinished):
+            # Its frame refers to this object. The cycle would keep the replaced segments with their files, and the map.
+            self._steps.close()
+        return result
 
     def abandon(self) -> None:
         """End the compaction and remove its unfinished file. Raises `OSError`; then recovery removes the file."""
