@@ -279,6 +279,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "secrets_key_missing",
         "no_administrator",
         "no_keys",  # a reason of failed log-ins
+        "confirmed_by",  # a field of session_ended_early
         "corrupt_batch",
         "unreadable_batch",
         "queue_full",
