@@ -29,8 +29,16 @@ from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.statistics import Statistics
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
+from mansio.metadata.feature_level import SUPPORTED
 from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
-from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
+from mansio.metadata.model import (
+    BROKER_ACTIVE,
+    BrokerChange,
+    BrokerState,
+    PartitionState,
+    Registration,
+    partition_document,
+)
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.storage.file_cache import FileCache
 from mansio.storage.settings import LogSettings
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.broker.partition.partition import Partition
+    from mansio.metadata.feature_level import LevelRange
     from mansio.metadata.image import MetadataImage
     from mansio.storage.log import Log
 
@@ -202,6 +211,14 @@ class StoredState:
     def brokers(self) -> dict[int, BrokerState]:
         epochs = self._cluster.epochs.items()
         return {node_id: BrokerState(node_id, "", 0, rack_of(node_id), epoch) for node_id, epoch in epochs}
+
+    @property
+    def registrations(self) -> dict[int, Registration]:
+        levels = self._cluster.levels
+        return {
+            node_id: Registration(BROKER_ACTIVE, 1, levels.get(node_id, SUPPORTED))
+            for node_id in self._cluster.node_ids
+        }
 
     @property
     def topics(self) -> StoredState:
@@ -462,6 +479,8 @@ class Cluster:
         self.log_settings = log_settings or LogSettings()
         self.follower_settings = follower_settings or ReplicaFetcherSettings()
         self.partition_count = partitions
+        self.levels: dict[int, LevelRange] = {}
+        """Of brokers of other versions."""
         self.epochs: dict[int, int] = {}
         """Of the sessions that live, as every broker sees them."""
         self.node_ids = tuple(range(1, brokers + 1))

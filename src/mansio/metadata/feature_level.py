@@ -26,6 +26,7 @@ from mansio.config.share_group_config import (
     SHARE_FAIR,
     SHARE_ORDER,
 )
+from mansio.config.topic_names import AUDIT_TOPIC
 from mansio.errors import FeatureNotFinalized, InvalidUpdateVersion
 from mansio.metadata.metadata_store import KEY_ROOT, SCHEMA_VERSION_MAX, Put
 from mansio.wire.features import FIRST_LEVEL, FIXED_FEATURES, UPGRADE, VERSION_FEATURE
@@ -161,6 +162,8 @@ def newer_setting(operation: Put | Delete) -> str | None:
         return _newer_group_setting(configs)
     if operation.key.endswith(f"/topics/{TRANSACTION_STATE_TOPIC}"):
         return "transactions"
+    if operation.key.endswith(f"/topics/{AUDIT_TOPIC}"):  # no internal topic for version 0.1
+        return "audit"
     return newer_topic_setting(configs)
 
 

@@ -182,12 +182,16 @@ class ClusterMember:
             hand_over=self._hand_over,
         )
 
-    def follower_reads(self) -> FollowerReads | None:
-        """Return what serves clients from followers; None if the settings have them read from leaders."""
+    def follower_reads(self) -> FollowerReads:
+        """Return what lets clients read from followers."""
         settings = self._settings
-        if settings.replica_selector != "rack":
-            return None
-        return FollowerReads(self._state, settings.node_id, settings.broker_rack, self.is_session_valid)
+        return FollowerReads(
+            self._state,
+            settings.node_id,
+            settings.broker_rack,
+            self.is_session_valid,
+            names_followers=settings.replica_selector == "rack",
+        )
 
     def _repair_counts(self) -> RepairCounts:
         return RepairCounts() if self._log_repairer is None else self._log_repairer.counts

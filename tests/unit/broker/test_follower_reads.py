@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import NotEnoughReplicas, NotLeaderOrFollower
+from mansio.metadata.feature_level import FIRST_RELEASE
 from mansio.wire.apis.fetch import FetchPartition, FetchRequest
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
@@ -113,6 +114,31 @@ def test_consumers_at_a_follower_get_a_record_as_soon_as_it_is_committed() -> No
     service.park(reader.request(500), "", None, None, first, take)
     acknowledged(cluster, b"a")
     cluster.run_until(lambda: reader.values, within_ms=100)
+
+
+def test_a_follower_of_a_version_that_does_not_serve_consumers_is_not_named() -> None:
+    cluster = started()
+    acknowledged(cluster, b"a")
+    cluster.run_until(cluster.settled)
+    cluster.levels[3] = FIRST_RELEASE
+    reader = Reader(cluster, rack_of(3))
+    for _ in range(2):
+        reader.fetch()
+    assert (reader.values, reader.read_from) == ([b"a"], {1})
+
+
+def test_a_follower_serves_consumers_whatever_its_own_setting_is() -> None:
+    """The setting is changed broker by broker."""
+    cluster = started()
+    acknowledged(cluster, b"a")
+    cluster.run_until(cluster.settled)
+    reads = cluster[3].service.fetch._follower_reads
+    assert reads is not None
+    reads._names_followers = False
+    reader = Reader(cluster, rack_of(3))
+    for _ in range(2):
+        reader.fetch()
+    assert (reader.values, reader.read_from) == ([b"a"], {3})
 
 
 @pytest.mark.parametrize("way", ["not in sync", "session over", "older epoch", "no leader"])

@@ -2,8 +2,10 @@
 
     consumer with client.rack -> leader: names a follower, no records -> follower: records below its high watermark
 
-The leader names an in-sync follower of the client's rack that has the requested offset, the one with the largest end
-offset if there are several; none if it is itself in that rack. The client then reads from this follower until an
+With `replica_selector=rack`, the leader names an in-sync follower of the client's rack that has the requested offset,
+the one with the largest end offset if there are several; none if it is itself in that rack. Followers serve clients
+whatever their setting is, as Kafka's do, so the setting may be changed broker by broker. Those of version 0.1 do not,
+and are not named. The client then reads from this follower until an
 error, and asks the leader again after its own metadata.max.age.ms.
 
 A follower serves clients only while it is in sync by the metadata and its session is valid. So a follower that is cut
@@ -20,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import NotLeaderOrFollower
+from mansio.metadata.feature_level import CURRENT_LEVEL
 from mansio.state.replica import NO_LEADER
 
 if TYPE_CHECKING:
@@ -36,14 +39,21 @@ class FollowerReads:
     """Chooses the replicas from which clients read, on the leader, and admits them, on the follower."""
 
     def __init__(
-        self, state: MetadataImage, node_id: int, rack: str, is_session_valid: Callable[[], bool]
+        self,
+        state: MetadataImage,
+        node_id: int,
+        rack: str,
+        is_session_valid: Callable[[], bool],
+        *,
+        names_followers: bool = True,
     ) -> None:
         """`rack`: that of this broker; empty if it has none. `is_session_valid` returns whether the session of this
-        broker has certainly not expired."""
+        broker has certainly not expired. `names_followers`: whether clients are sent to followers."""
         self._state = state
         self._node_id = node_id
         self._rack = rack
         self._is_session_valid = is_session_valid
+        self._names_followers = names_followers
 
     def check(self, partition: Partition, rack: str, leader_epoch: int, offset: int) -> int:
         """Check a client's read of a partition, and return the broker from which the client reads instead, `READ_HERE`
@@ -59,10 +69,15 @@ class FollowerReads:
 
     def _preferred_replica(self, partition: Partition, rack: str, offset: int) -> int:
         progress = partition.leader_progress
-        if rack == self._rack or progress is None or not progress.waits_for_followers:
+        if (
+            not self._names_followers
+            or rack == self._rack
+            or progress is None
+            or not progress.waits_for_followers
+        ):
             return READ_HERE
         chosen, largest_end = READ_HERE, -1
-        brokers = self._state.brokers
+        brokers, registrations = self._state.brokers, self._state.registrations
         for node_id, follower in progress.followers().items():
             end = follower.durable_end
             if (
@@ -71,6 +86,8 @@ class FollowerReads:
                 and node_id in progress.in_sync
                 and (broker := brokers.get(node_id)) is not None
                 and broker.rack == rack
+                and (registration := registrations.get(node_id)) is not None
+                and registration.levels.supports(CURRENT_LEVEL)
             ):
                 chosen, largest_end = node_id, end
         if chosen != READ_HERE:

@@ -531,6 +531,8 @@ async def _restart_brokers(
                 print_error(error.message)
             done = ", ".join(map(str, work.done)) or "none"
             left = ",".join(map(str, work.left))
+            if work.stopped is not None:
+                report(f"broker {work.stopped} may be stopped: start it by hand if it is")
             report(f"restarted brokers: {done}; to continue, run the command again with --brokers {left}")
             if isinstance(error, MansioError):
                 raise typer.Exit(1) from None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.cli.support.formatting import count_text
-from mansio.errors import MansioError, UnsupportedVersion
+from mansio.errors import ClusterAuthorizationFailed, MansioError, UnsupportedVersion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -70,7 +70,11 @@ class RestartCommand:
         """Return the arguments for a broker. Raises `RestartFailed` for a host that is no name or address: it comes
         from the cluster, and must not become an option or a command of another program."""
         if any("{host}" in each for each in self.arguments) and not _HOST.fullmatch(host):
-            reason = f"its address {host!r} is no name or IP address" if host else "its address is unknown"
+            reason = (
+                f"its address {host!r} is no name or IP address"
+                if host
+                else "its address is unknown: start it first"
+            )
             raise RestartFailed(f"the command needs {{host}}, and {reason}")
         values = {"broker": str(node_id), "host": host}
         return [_PLACEHOLDER.sub(lambda found: values[found[1]], each) for each in self.arguments]
@@ -152,6 +156,8 @@ class RollingRestart:
         self.left = [one.node_id for one in brokers]
         """The brokers that are not restarted yet, the one that is being restarted included."""
         self.done: list[int] = []
+        self.stopped: int | None = None
+        """The broker whose restart has begun, and which has not been seen in sync since then."""
 
     async def run(self) -> None:
         """Restart all brokers. Raises `RestartFailed`, and errors of the requests that choose the next one."""
@@ -177,6 +183,7 @@ class RollingRestart:
         watch = _Watch()
         try:
             await self._wait(node_id, lambda one: self._may_stop(one, watch), "it was not stopped")
+            self.stopped = node_id
             restart = asyncio.ensure_future(self._restart(node_id, self._hosts[node_id]))
             try:
                 await self._wait(node_id, lambda one: self._is_back(one, watch, restart), "it is not back")
@@ -184,6 +191,7 @@ class RollingRestart:
                 restart.cancel()
                 await asyncio.gather(restart, return_exceptions=True)
             await self._wait(node_id, self._is_in_sync, "its replicas are not in sync")
+            self.stopped = None
         except RestartFailed as error:
             raise RestartFailed(f"broker {node_id}: {error.message}") from None
         await self._return_leaderships(node_id)
@@ -239,6 +247,8 @@ class RollingRestart:
         for one in await self._cluster.health([node_id]):
             if one.error is None:
                 return _Session(one.is_session_held, one.broker_epoch)
+            if isinstance(one.error, ClusterAuthorizationFailed):
+                raise RestartFailed(one.error.message)
             return _Session(is_held=True) if isinstance(one.error, UnsupportedVersion) else None
         return _Session(is_held=False)
 

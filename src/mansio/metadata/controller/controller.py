@@ -209,9 +209,9 @@ class Controller:
     def _view(self, now: float) -> ClusterView:
         state = self._state
         expected_back = self._failure_detector.expected_back(now)
-        return ClusterView(
-            state.brokers, state.registrations, state.topics, state.unfinished_topics, expected_back
-        )
+        # Copies: `expected_back` does not change during a plan either.
+        brokers, registrations = dict(state.brokers), dict(state.registrations)
+        return ClusterView(brokers, registrations, state.topics, state.unfinished_topics, expected_back)
 
     async def _claim_controller(self, session: Session) -> None:
         keys, writer = self._state.keys, new_writer_id(self._random)
@@ -455,6 +455,7 @@ class Controller:
         session, keys = self._session(), self._state.keys
         if session is None or not session.is_valid(self._clock.monotonic()):
             raise Unavailable("this broker has no session")
+        await self._state.catch_up(self._scheduler)
         registration = self._state.registrations.get(node_id)
         if registration is None:
             raise BrokerIdNotRegistered(f"there is no broker {node_id}")
