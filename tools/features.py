@@ -115,7 +115,6 @@ PARTLY = {
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
-    "C3": "brokers join; partitions move by plan, throttled; a broker leaves by hand after `cluster drain`",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, user, acl, "
     "token, pipeline, config, context, data, doctor, demo",
