@@ -335,6 +335,11 @@ class ClusterAdmin:
         one that announces no feature level supports the first."""
         ...
 
+    def host_labels(self) -> dict[int, str]:
+        """The labels of the hosts of brokers, by node id, as their setting `broker_host_label` has them. Brokers that
+        are missing are hosts of their own."""
+        ...
+
     def raise_feature_level(self, level: int, *, dry_run: bool = False, timeout_ms: int = 30000) -> None:
         """Raise the feature level of the cluster, after all brokers were upgraded (KIP-584): brokers of versions that
         do not support it cannot be started any more. With `dry_run` nothing is changed. No effect if the cluster has

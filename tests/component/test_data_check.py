@@ -13,6 +13,7 @@ import pytest
 import mansio
 from mansio.broker.coordinator.share import share_coordinator
 from mansio.broker.maintenance.data_check import DataCheckReport, ProgressCallbacks, check_data_directory
+from mansio.broker.maintenance.data_dir_mode import write_moved_to
 from mansio.cli.broker.data_check import damage_map
 from mansio.cli.main import main
 from mansio.errors import DataDirectoryLocked, StorageError
@@ -130,6 +131,25 @@ def test_directory_of_a_killed_broker_is_read_without_a_trace(tmp_path: Path, he
 def test_running_broker_is_not_examined(tmp_path: Path) -> None:
     with mansio.Broker(tmp_path / "data"), pytest.raises(DataDirectoryLocked):
         diagnose(tmp_path / "data")
+
+
+def test_a_directory_whose_metadata_was_moved_to_etcd_is_that_of_a_cluster(data: Path) -> None:
+    """Topics of the cluster are in no SQLite file; other processes have directories below this one."""
+    write_moved_to(HostDisk(), str(data), "c1")
+    for name in ("processes.json", "supervisor.lock"):
+        (data / name).write_text("{}")
+    (data / "1").mkdir()
+    shutil.copytree(log_of(data).parent, data / "topics" / "later.x")
+    diagnosis = diagnose(data)
+    assert {(one.topic, one.partition) for one in diagnosis.partitions} >= {("t", 0), ("later", 0)}
+    notes = {finding.path: finding.what for finding in diagnosis.findings}
+    assert notes.keys() == {f"{data}/moved.json", f"{data}/1"}
+    assert "moved to etcd" in notes[f"{data}/moved.json"]
+    assert all(finding.severity is NOTE for finding in diagnosis.findings)
+    (data / "topics").rename(data / "1" / "topics")
+    (data / "metadata.sqlite3").unlink()
+    with pytest.raises(StorageError, match=f"several broker processes: check theirs, {data}/0"):
+        diagnose(data)
 
 
 def test_something_else_is_no_data_directory(tmp_path: Path) -> None:

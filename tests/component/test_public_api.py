@@ -143,6 +143,7 @@ class Program:
         assert {type(partition) for partition in topic.partitions} == {mansio.PartitionMetadata}
         status: mansio.ClusterStatus = await done(admin.cluster.status())
         assert {type(one) for one in status.brokers} == {mansio.BrokerStatus}
+        await done(admin.cluster.host_labels())
         features: mansio.ClusterFeatures = await done(admin.cluster.features())
         assert [type(one) for one in features.brokers] == [mansio.BrokerFeatures]
         await done(admin.cluster.raise_feature_level(features.level, dry_run=True))

@@ -151,6 +151,7 @@ class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     status = blocking(asyncio_cluster.ClusterAdmin.status)
     health = blocking(asyncio_cluster.ClusterAdmin.health)
     features = blocking(asyncio_cluster.ClusterAdmin.features)
+    host_labels = blocking(asyncio_cluster.ClusterAdmin.host_labels)
     raise_feature_level = blocking(asyncio_cluster.ClusterAdmin.raise_feature_level)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
     elect_leaders = blocking(asyncio_cluster.ClusterAdmin.elect_leaders)

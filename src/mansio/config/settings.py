@@ -130,6 +130,11 @@ class Settings:
     broker_rack: str = _setting(
         "", "Rack of this broker, which is sent to clients. Empty: none is sent.", is_kafka_setting=True
     )
+    broker_host_label: str = _setting(
+        "",
+        "Host of this broker. No two replicas of a partition are on brokers with the same label. Empty: the id of the "
+        "broker, a host of its own; serve --processes sets the name of the machine.",
+    )
     listeners: str = _setting(
         "127.0.0.1:9092",
         "Addresses on which the broker serves the Kafka protocol, separated by commas: NAME://host:port, or host:port "
@@ -331,6 +336,17 @@ class Settings:
         "Security protocol of the gRPC API: SSL (TLS), SASL_PLAINTEXT (on loopback) or SASL_SSL, where calls have the "
         "user and the password as HTTP Basic in their metadata.",
         choices=tuple(each.value for each in SecurityProtocol),
+    )
+    share_ports: bool = _setting(
+        False,
+        "Let other processes of the same user serve the ports of HTTP, gRPC and SQS, too (SO_REUSEPORT): each "
+        "connection reaches one of them. serve --processes sets it.",
+    )
+    supervisor_listener: str = _setting(
+        "127.0.0.1:9081",
+        "host:port at which serve --processes answers health checks and has the metrics of all its brokers. Empty: "
+        "off.",
+        is_address=True,
     )
     sqs_access_keys_file: str = _setting(
         "",
@@ -892,6 +908,13 @@ class Settings:
     def grpc_address(self) -> Address | None:
         """Address of the gRPC API; None: there is none."""
         return parse_address("grpc_listener", self.grpc_listener) if self.grpc_listener else None
+
+    @property
+    def supervisor_address(self) -> Address | None:
+        """Address of the health and metrics of several processes; None: there is none."""
+        if not self.supervisor_listener:
+            return None
+        return parse_address("supervisor_listener", self.supervisor_listener)
 
     @property
     def sqs_address(self) -> Address | None:

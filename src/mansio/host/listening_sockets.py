@@ -28,9 +28,11 @@ class ListenError(OSError):
         self.reason = reason
 
 
-async def listening_sockets(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return non-blocking sockets that listen on `host`; the first one has the port that a free port became. Raises
-    `ListenError`."""
+async def listening_sockets(
+    host: str, port: int, backlog: int, *, is_shared: bool = False
+) -> list[socket.socket]:
+    """Return non-blocking sockets that listen on `host`; the first one has the port that a free port became.
+    `is_shared`: other processes of the same user may listen on the same port (SO_REUSEPORT). Raises `ListenError`."""
     loop = asyncio.get_running_loop()
     if not host:
         addresses = [(socket.AF_INET, ANY_IPV4), (socket.AF_INET6, "::")]
@@ -44,7 +46,7 @@ async def listening_sockets(host: str, port: int, backlog: int) -> list[socket.s
         )
     for attempts_left in reversed(range(_FREE_PORT_ATTEMPTS)):
         try:
-            return _listen(addresses, port, backlog, may_lack_ipv6=len(addresses) > 1)
+            return _listen(addresses, port, backlog, may_lack_ipv6=len(addresses) > 1, is_shared=is_shared)
         except OSError as error:
             if port or len(addresses) == 1 or error.errno != errno.EADDRINUSE or not attempts_left:
                 raise ListenError(error, host, port) from error
@@ -58,13 +60,19 @@ def _with_scope(address: tuple[str, int] | tuple[str, int, int, int] | tuple[int
 
 
 def _listen(
-    addresses: list[tuple[socket.AddressFamily, str]], port: int, backlog: int, *, may_lack_ipv6: bool
+    addresses: list[tuple[socket.AddressFamily, str]],
+    port: int,
+    backlog: int,
+    *,
+    may_lack_ipv6: bool,
+    is_shared: bool,
 ) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, host in addresses:
             try:
-                listening = _bound(family, host, sockets[0].getsockname()[1] if sockets else port)
+                own_port = sockets[0].getsockname()[1] if sockets else port
+                listening = _bound(family, host, own_port, is_shared=is_shared)
             except OSError as error:
                 if may_lack_ipv6 and family == socket.AF_INET6 and error.errno in _FAMILY_MISSING:
                     continue  # the machine has no IPv6
@@ -80,10 +88,12 @@ def _listen(
     return sockets
 
 
-def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+def _bound(family: socket.AddressFamily, host: str, port: int, *, is_shared: bool) -> socket.socket:
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         found.setblocking(False)

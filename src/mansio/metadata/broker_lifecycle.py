@@ -77,10 +77,12 @@ class BrokerLifecycle:
         ttl_s: float,
         endpoints: Mapping[str, BrokerEndpoint],
         rack: str | None,
+        host_label: str = "",
         lost_logs: Callable[[], Iterable[tuple[UUID, int]]] = tuple,
     ) -> None:
         """`endpoints` are advertised to clients and other brokers, by name of the listener; one is that of the image's
-        inter-broker listener. `ttl_s` is the duration of a lease.
+        inter-broker listener. `ttl_s` is the duration of a lease. `host_label`: empty if the broker is a host of its
+        own.
 
         `lost_logs` is called before each registration. It returns the partitions (topic id, index) whose local log may
         lack records that this broker acknowledged.
@@ -94,9 +96,10 @@ class BrokerLifecycle:
         self._node_id = node_id
         self._ttl_s = ttl_s
         self._document = {
-            **session_document(endpoints, state.inter_broker.name, rack),
+            **session_document(endpoints, state.inter_broker.name, rack, host_label),
             "run": new_writer_id(random),
         }
+        self._host_label = host_label
         self._lost_logs = lost_logs
         self._callbacks: list[Callable[[Session | None], None]] = []
         self._is_leaving = False
@@ -220,13 +223,13 @@ class BrokerLifecycle:
                 metadata_store.encode({**self._document, "lease": session.lease}, writer),
                 session.lease,
             ),
-            Put(
-                registration,
-                metadata_store.encode(registration_document(BROKER_ACTIVE, SUPPORTED), writer),
-            ),
+            Put(registration, self._registration_value(BROKER_ACTIVE, writer)),
         ]
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
         return done.revision if done.succeeded else 0
+
+    def _registration_value(self, state: str, writer: str) -> bytes:
+        return metadata_store.encode(registration_document(state, SUPPORTED, self._host_label), writer)
 
     async def _leave_isrs(self) -> None:
         """Leave the in-sync sets of partitions whose log is lost.
@@ -358,8 +361,7 @@ class BrokerLifecycle:
             Compare(key, mod_revision=0 if entry is None else entry.mod_revision),
             Compare(keys.session(self._node_id), create_revision=session.epoch),
         ]
-        document = registration_document(BROKER_DRAINING, SUPPORTED)
-        put = Put(key, metadata_store.encode(document, writer))
+        put = Put(key, self._registration_value(BROKER_DRAINING, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         if not done.succeeded:
             raise ConcurrentChange("the registration was changed concurrently")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.metadata.model import BROKER_ACTIVE
+from mansio.metadata.model import BROKER_ACTIVE, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +29,10 @@ class ClusterView(NamedTuple):
         """Return the epoch of a broker's session; 0 without a session."""
         broker = self.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
+
+    def host(self, node_id: int) -> str:
+        """Return the label of the host of a broker."""
+        return host_of(node_id, self.brokers, self.registrations)
 
     def is_dead(self, node_id: int) -> bool:
         return node_id not in self.brokers and node_id not in self.expected_back

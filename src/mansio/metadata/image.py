@@ -55,6 +55,8 @@ from mansio.metadata.model import (
     decode_registration,
     decode_session,
     decode_topic,
+    default_host,
+    host_of,
 )
 from mansio.metadata.sqs_access_keys import decode_sqs_access_key
 from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_server_secret, user_of_key
@@ -284,6 +286,17 @@ class MetadataImage:
         """Return the epoch of a broker's session; 0 without a session."""
         broker = self.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
+
+    def host_of(self, node_id: int) -> str:
+        """Return the label of the host of a broker."""
+        return host_of(node_id, self.brokers, self.registrations)
+
+    def host_labels(self) -> dict[int, str]:
+        """Return the labels of the hosts of all brokers that are not hosts of their own, by node id."""
+        known = sorted({*self.registrations, *self.brokers})
+        return {
+            node_id: label for node_id in known if (label := self.host_of(node_id)) != default_host(node_id)
+        }
 
     def may_lead(self, node_id: int) -> bool:
         """Whether a broker may lead partitions: it has a session, and its registration is active."""
@@ -691,11 +704,12 @@ async def write_feature_level(
     another condition is not satisfied. Raises `Unavailable`, `ConcurrentChange`."""
     writer = new_writer_id(random)
     compares = [Compare(keys.feature_level, mod_revision=revision), *guards]
-    puts = [_feature_level(keys, level, writer)]
+    puts = [feature_level_put(keys, level, writer)]
     return await metadata_store.transact_resolving_ambiguity(store, compares, puts, writer)
 
 
-def _feature_level(keys: Keys, level: int, writer: str) -> Put:
+def feature_level_put(keys: Keys, level: int, writer: str) -> Put:
+    """Return what stores the feature level of a cluster."""
     return Put(keys.feature_level, metadata_store.encode({"level": level}, writer, schema=level))
 
 
@@ -714,8 +728,7 @@ async def find_or_create_cluster(
     store contains another cluster, `Unavailable`. `has_feature_level`: see `MetadataImage.load`.
     """
     for _ in range(CREATE_ATTEMPTS_MAX):
-        listing = await store.list(metadata_store.KEY_ROOT)
-        found = [entry.key.split("/")[2] for entry in listing.entries if entry.key.endswith("/format")]
+        found = metadata_store.cluster_ids(await store.list(metadata_store.KEY_ROOT))
         if wanted in found:
             return wanted
         if found and not wanted and len(found) == 1:
@@ -728,13 +741,19 @@ async def find_or_create_cluster(
         compares = [Compare(key, create_revision=0) for key in keys]
         puts = [Put(key, value) for key in keys]
         if has_feature_level:
-            puts.append(_feature_level(Keys(cluster_id), CURRENT_LEVEL, writer))
+            puts.append(feature_level_put(Keys(cluster_id), CURRENT_LEVEL, writer))
         try:
             done = await metadata_store.transact_resolving_ambiguity(store, compares, puts, writer)
         except ConcurrentChange:
             continue  # created by another broker while the response was lost: the next attempt finds it
         if done.succeeded:
             return cluster_id
+    claim = await store.get(metadata_store.FIRST_CLUSTER_KEY)
+    if claim is not None and "import" in (document := metadata_store.decode(claim.key, claim.value)):
+        raise Unavailable(
+            f"a single node is being imported as cluster {document['cluster_id']}: continue that import, or, if it was "
+            f"given up, delete the key {claim.key} in etcd"
+        )
     raise Unavailable("other brokers are creating the cluster")
 
 

@@ -187,6 +187,7 @@ class Keys:
         "api_keys",
         "broker_configs",
         "brokers",
+        "cluster_id",
         "controller",
         "feature_level",
         "format",
@@ -205,6 +206,7 @@ class Keys:
     )
 
     def __init__(self, cluster_id: str) -> None:
+        self.cluster_id = cluster_id
         self.prefix = f"{KEY_ROOT}{cluster_id}/"
         self.format = f"{self.prefix}format"
         self.feature_level = f"{self.prefix}featurelevel"
@@ -279,6 +281,12 @@ class Keys:
         """Key of {state: fenced, active or draining, levels: [lowest, highest]}, the registration of a broker, which
         outlives its session."""
         return f"{self.brokers}{node_id}/reg"
+
+
+def cluster_ids(listing: Listing) -> list[str]:
+    """Return the ids of the clusters of a store, from a listing of all its keys: of those that have a `format` key."""
+    parts = [entry.key.removeprefix(KEY_ROOT).split("/") for entry in listing.entries]
+    return [cluster_id for cluster_id, *rest in parts if rest == ["format"]]
 
 
 def encode(document: Mapping[str, Any], writer: str, *, schema: int = SCHEMA_VERSION) -> bytes:

@@ -51,7 +51,7 @@ class InterBrokerListener(NamedTuple):
 class BrokerState(NamedTuple):
     """A broker with a session. `host` and `port`: its address for this broker, an empty host if there is none. `rack`
     is None if unknown. `epoch` identifies the session. `endpoints`: its addresses for clients, by name of the listener;
-    not to be changed."""
+    not to be changed. `host_label`: see `broker_host_label`; empty if the broker is a host of its own."""
 
     node_id: int
     host: str
@@ -59,6 +59,7 @@ class BrokerState(NamedTuple):
     rack: str | None
     epoch: int = 0
     endpoints: Mapping[str, BrokerEndpoint] = MappingProxyType({})
+    host_label: str = ""
 
 
 class Registration(NamedTuple):
@@ -66,12 +67,13 @@ class Registration(NamedTuple):
 
     `state` is "active" (the broker may lead), "draining" (it transfers its leaderships before it stops) or "fenced"
     (the controller declared it dead, and it must register again). `mod_revision` is that of the registration's key.
-    `levels`: the feature levels that the broker supports.
+    `levels`: the feature levels that the broker supports. `host_label` is that of the last session.
     """
 
     state: str
     mod_revision: int
     levels: LevelRange = FIRST_RELEASE
+    host_label: str = ""
 
 
 class ControllerState(NamedTuple):
@@ -164,8 +166,24 @@ class TopicChange:
     after: Topic | None
 
 
+def default_host(node_id: int) -> str:
+    """Return the host of a broker without a label. It has a space, so that a number as label is not taken for it."""
+    return f"broker {node_id}"
+
+
+def host_of(
+    node_id: int, brokers: Mapping[int, BrokerState], registrations: Mapping[int, Registration]
+) -> str:
+    """Return the label of the host of a broker; without one, the broker is a host of its own."""
+    known = brokers.get(node_id) or registrations.get(node_id)
+    return (known.host_label if known is not None else "") or default_host(node_id)
+
+
 def session_document(
-    endpoints: Mapping[str, BrokerEndpoint], inter_broker_listener: str, rack: str | None
+    endpoints: Mapping[str, BrokerEndpoint],
+    inter_broker_listener: str,
+    rack: str | None,
+    host_label: str = "",
 ) -> dict[str, Any]:
     """Return the value of a broker's session key, without the field `run`. `endpoints`: by name of the listener.
 
@@ -175,13 +193,14 @@ def session_document(
         name: {"host": each.host, "port": each.port, "security_protocol": str(each.security_protocol)}
         for name, each in endpoints.items()
     }
-    return {
+    document = {
         "host": own.host,
         "port": own.port,
         "rack": rack,
         "listeners": listeners,
         "inter_broker_listener": inter_broker_listener,
     }
+    return {**document, "host_label": host_label} if host_label else document
 
 
 def decode_session(
@@ -208,20 +227,24 @@ def decode_session(
         )
         for name, each in listeners.items()
     }
+    label = document.get("host_label", "")
     found = endpoints.get(inter_broker.name, endpoints.get(document.get("inter_broker_listener", "")))
     if found is None or found.security_protocol != inter_broker.security_protocol:
-        return BrokerState(node_id, "", -1, rack, epoch, endpoints)
-    return BrokerState(node_id, found.host, found.port, rack, epoch, endpoints)
+        return BrokerState(node_id, "", -1, rack, epoch, endpoints, label)
+    return BrokerState(node_id, found.host, found.port, rack, epoch, endpoints, label)
 
 
-def registration_document(state: str, levels: LevelRange) -> dict[str, Any]:
+def registration_document(state: str, levels: LevelRange, host_label: str = "") -> dict[str, Any]:
     """Return the value of the key of a broker's registration. Version 0.1 reads and writes `state` only."""
-    return {"state": state, "levels": levels}
+    document = {"state": state, "levels": levels}
+    return {**document, "host_label": host_label} if host_label else document
 
 
 def decode_registration(document: Mapping[str, Any], mod_revision: int) -> Registration:
     """Decode the value of the key of a broker's registration."""
-    return Registration(document["state"], mod_revision, decode_levels(document))
+    return Registration(
+        document["state"], mod_revision, decode_levels(document), document.get("host_label", "")
+    )
 
 
 def topic_document(topic: Topic) -> dict[str, Any]:

@@ -6,7 +6,8 @@ over what racks allow: with three racks and three replicas, each rack has a repl
 broker can take replicas of the brokers of its own rack only. So the numbers are divided among racks in proportion to
 their brokers, within the bounds of `_rack_bounds`, and then equally among the brokers of a rack.
 
-A rebalance is a local search. It repeats the first three steps until none of them finds a move:
+A rebalance first moves replicas away from hosts that have another one of their partition, from before the brokers had
+labels of their hosts. Then it is a local search. It repeats the first three steps until none of them finds a move:
 
 1. a replica leaves a rack that has too many of its partition;
 2. a replica moves because a broker has too many or too few, chosen by size so that bytes become even, too;
@@ -23,7 +24,8 @@ a replica of a wanted size is found by bisection, so that the effort is about n 
 
 Invariants:
 * Equal arguments give equal plans, whatever their order.
-* Only usable brokers get replicas. No partition gets fewer replicas, nor more, nor two on one broker.
+* Only usable brokers get replicas. No partition gets fewer replicas, nor more. No replica moves to a host that has
+  another one of its partition.
 * No move of a rebalance or drain increases the number of replicas in the wrong rack where a broker in another one can
   take the replica.
 * Partitions without a leader, and those that are moving, keep their replicas.
@@ -40,6 +42,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidReplicaAssignment, InvalidReplicationFactor, InvalidRequest
+from mansio.metadata.model import default_host
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -62,11 +65,13 @@ _OVERSHOOT: Final = 0.9
 
 
 class PlannedBroker(NamedTuple):
-    """A broker of the cluster. `is_usable`: whether it may get replicas."""
+    """A broker of the cluster. `is_usable`: whether it may get replicas. `host`: the label of its host; empty: it is a
+    host of its own."""
 
     node_id: int
     rack: str | None
     is_usable: bool = True
+    host: str = ""
 
 
 class PlannedPartition(NamedTuple):
@@ -219,11 +224,18 @@ class _Layout:
         by_id = {one.node_id: one for one in brokers}
         self._racks = [racks.get(_rack(by_id[node_id]), -1) for node_id in self._node_ids]
         """The rack of each slot; -1 for one without a usable broker."""
-        self._rack_sizes = [0] * len(racks)
-        for node_id, rack in zip(self._node_ids, self._racks, strict=True):
+        self._hosts = [_host(by_id[node_id]) for node_id in self._node_ids]
+        """The label of the host of each slot."""
+        self._has_shared_hosts = len(set(self._hosts)) < len(self._hosts)
+        hosts: list[set[str]] = [set() for _ in racks]
+        rack_brokers = [0] * len(racks)
+        for node_id, rack, host in zip(self._node_ids, self._racks, self._hosts, strict=True):
             if rack >= 0 and node_id != leaving:
-                self._rack_sizes[rack] += 1
-        self._has_shared_racks = any(size > 1 for size in self._rack_sizes)
+                hosts[rack].add(host)
+                rack_brokers[rack] += 1
+        self._rack_sizes = [len(each) for each in hosts]
+        """Number of hosts in each rack: that of the replicas of one partition that it can take."""
+        self._has_shared_racks = any(number > 1 for number in rack_brokers)
         """Whether a rack has several brokers; otherwise no replica can be in the wrong one."""
         self._partitions = sorted(partitions, key=lambda one: (one.size_bytes, one.partition, one.topic))
         self._sizes = [one.size_bytes for one in self._partitions]
@@ -268,6 +280,7 @@ class _Layout:
         slot = self._slots[node_id] = len(self._node_ids)
         self._node_ids.append(node_id)
         self._racks.append(-1)
+        self._hosts.append(default_host(node_id))
         return slot
 
     def _is_movable(self, number: int) -> bool:
@@ -404,9 +417,21 @@ class _Layout:
         return change
 
     def _is_allowed(self, number: int, source: int, target: int) -> bool:
-        """Whether a replica may move: to a broker without one, and not into a rack that has enough."""
-        placed = self._replicas[number]
-        return target not in placed and self._misplacement(number, source, self._racks[target]) <= 0
+        """Whether a replica may move: to a host without one, and not into a rack that has enough."""
+        return (
+            self._is_host_free(number, source, target)
+            and self._misplacement(number, source, self._racks[target]) <= 0
+        )
+
+    def _is_host_free(self, number: int, source: int, target: int) -> bool:
+        """Whether a partition has no replica at `target`, nor on its host, but for the one at `source`."""
+        placed, hosts = self._replicas[number], self._hosts
+        if target in placed:
+            return False
+        if not self._has_shared_hosts:
+            return True
+        host = hosts[target]
+        return all(hosts[slot] != host for slot in placed if slot != source)
 
     def _fullness(self, slot: int, size_bytes: int) -> float:
         """Return the load of a broker with one more replica, relative to its means."""
@@ -416,10 +441,10 @@ class _Layout:
         )
 
     def _target(self, number: int, source: int) -> int | None:
-        """Return the best broker for a replica that leaves `source`; None if all usable brokers have one."""
-        placed, size_bytes = self._replicas[number], self._sizes[number]
+        """Return the best broker for a replica that leaves `source`; None if all hosts with usable brokers have one."""
+        size_bytes = self._sizes[number]
         return min(
-            (slot for slot in range(self._usable) if slot not in placed),
+            (slot for slot in range(self._usable) if self._is_host_free(number, source, slot)),
             key=lambda slot: (
                 self._misplacement(number, source, self._racks[slot]),
                 self._fullness(slot, size_bytes),
@@ -467,7 +492,7 @@ class _Layout:
         assert self._leaving is not None
         old = self._slots.get(self._leaving, -1)
         for number in list(self._leaving_replicas()):
-            if slot in self._replicas[number]:
+            if not self._is_host_free(number, old, slot):
                 self._drain_replica(number)
                 continue
             if self._misplacement(number, old, self._racks[slot]) > 0 and self._is_placeable(number, old):
@@ -486,6 +511,7 @@ class _Layout:
 
     def rebalance(self) -> None:
         """Make the loads of the usable brokers even."""
+        self._correct_hosts()
         for _ in range(ROUNDS_MAX):
             found = self._correct_racks()
             found |= self._even_counts()
@@ -493,6 +519,25 @@ class _Layout:
             if not found:
                 break
         self._even_leaderships(range(len(self._partitions)))
+
+    def _correct_hosts(self) -> None:
+        """Move replicas away from hosts that have another one of their partition, where a host without one can take
+        them."""
+        if not self._has_shared_hosts:
+            return
+        hosts = self._hosts
+        for number in range(len(self._partitions) - 1, -1, -1):
+            if not self._is_movable(number):
+                continue
+            placed = self._replicas[number]
+            if len({hosts[slot] for slot in placed}) == len(placed):
+                continue
+            for source in placed[::-1]:
+                is_shared = any(slot != source and hosts[slot] == hosts[source] for slot in placed)
+                if is_shared and source < self._usable:
+                    target = self._target(number, source)
+                    if target is not None:
+                        self._move(number, source, target)
 
     def _correct_racks(self) -> bool:
         """Move replicas out of racks that have too many of their partition; return whether any moved."""
@@ -522,7 +567,9 @@ class _Layout:
             changes = [self._misplacement(number, source, rack) for rack in range(len(bounds))]
             for target in range(self._usable):
                 change = changes[racks[target]]
-                if change >= 0 or (best is not None and change > best[0]) or target in placed:
+                if change >= 0 or (best is not None and change > best[0]):
+                    continue
+                if not self._is_host_free(number, source, target):
                     continue
                 score = (change, self._fullness(target, self._sizes[number]), source, target)
                 if best is None or score < best:
@@ -632,7 +679,9 @@ class _Layout:
             number = self._candidate(source, target, needed, least, most)
             if number is not None:
                 return [(number, source, target)]
-        returning = (back for back in self._movable(target, source) if source not in self._replicas[back])
+        returning = (
+            back for back in self._movable(target, source) if self._is_host_free(back, target, source)
+        )
         for back in islice(returning, _CHOICES):
             size_bytes = self._sizes[back]
             number = self._candidate(
@@ -651,15 +700,15 @@ class _Layout:
     def _candidate(self, source: int, target: int, wanted: float, least: float, most: float) -> int | None:
         """Return the partition of which a replica moves from `source` to `target`: one whose size is about `wanted` and
         from `least` to `most`, of a topic that `source` has more of. None if there is none."""
-        choices, sizes, replicas = self._movable(source, target), self._sizes, self._replicas
+        choices, sizes, is_free = self._movable(source, target), self._sizes, self._is_host_free
         after = bisect_left(choices, bisect_left(sizes, min(max(wanted, least), most)))
         before = after - 1
         found: list[int] = []
         distance_max = 0.0
         while len(found) < _CHOICES:
-            while before >= 0 and target in replicas[choices[before]]:
+            while before >= 0 and not is_free(choices[before], source, target):
                 before -= 1
-            while after < len(choices) and target in replicas[choices[after]]:
+            while after < len(choices) and not is_free(choices[after], source, target):
                 after += 1
             below = (
                 wanted - sizes[choices[before]] if before >= 0 and sizes[choices[before]] >= least else None
@@ -779,8 +828,12 @@ def _leadership_pair(
 
 
 def _rack(one: PlannedBroker) -> Hashable:
-    """Return the rack of a broker; one without a rack is a rack of its own."""
-    return one.rack if one.rack is not None else (one.node_id,)
+    """Return the rack of a broker; without one, its host is a rack of its own."""
+    return one.rack if one.rack is not None else (_host(one),)
+
+
+def _host(one: PlannedBroker) -> str:
+    return one.host or default_host(one.node_id)
 
 
 def _rack_bounds(sizes: Sequence[int], replication_factor: int) -> list[tuple[int, int]]:

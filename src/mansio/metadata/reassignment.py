@@ -80,9 +80,10 @@ def begin(
     """Begin to move a partition to the replicas `target`, the preferred leader first; None if it has exactly these.
 
     A reassignment in progress gets the new target; replicas that it was adding and that are not in the new target are
-    removed. Raises `InvalidReplicaAssignment` if the target is not possible, `InvalidReplicationFactor` if its number
-    of replicas is another one, without `may_change_factor`, or below min.insync.replicas of the topic, and
-    `Unavailable` if an added broker is not active, or no replica may lead.
+    removed. Raises `InvalidReplicaAssignment` if the target is not possible, or adds a replica on the host of another
+    one, `InvalidReplicationFactor` if there are more replicas than hosts, if their number is another one, without
+    `may_change_factor`, or below min.insync.replicas of the topic, and `Unavailable` if an added broker is not active,
+    or no replica may lead.
     """
     partition = topic.partitions[index]
     original = original_of(partition)
@@ -123,9 +124,24 @@ def _check_target(
         raise InvalidReplicationFactor(
             f"{name}: {len(target)} replicas are fewer than min.insync.replicas={in_sync_min} of the topic"
         )
+    _check_hosts(view, name, original, target)
     for replica in target:
         if replica not in original and not view.may_lead(replica):
             raise Unavailable(f"{name}: broker {replica} is offline or stopping")
+
+
+def _check_hosts(view: ClusterView, name: str, original: tuple[int, ...], target: tuple[int, ...]) -> None:
+    """Check that no added replica is on the host of another one. Those that a partition has may stay: they may be older
+    than the labels of their hosts."""
+    hosts = len({view.host(node_id) for node_id in view.registrations})
+    if len(target) > max(hosts, len(original)):
+        raise InvalidReplicationFactor(f"{name}: {len(target)} replicas are more than {hosts} host(s)")
+    kept: dict[str, int] = {view.host(replica): replica for replica in target if replica in original}
+    for replica in target:
+        if replica not in original:
+            other = kept.setdefault(view.host(replica), replica)
+            if other != replica:
+                raise InvalidReplicaAssignment(f"{name}: brokers {other} and {replica} are on the same host")
 
 
 def cancel(view: ClusterView, topic: Topic, index: int) -> PartitionChange:

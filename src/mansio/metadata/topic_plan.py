@@ -11,14 +11,15 @@ failed broker get new leaders on many brokers.
 Invariants:
 * The number of partitions is checked before memory for them is allocated; `creatable_partition_count` is the number of
   partitions that may be added.
-* The replicas of a partition are on different brokers, and on as many racks as possible. A broker without a rack counts
-  as a rack of its own.
+* The replicas of a partition are on brokers of different hosts, and on as many racks as possible. Brokers without a
+  rack count as one rack for each host.
 * Equal arguments give equal results.
 """
 
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.config.topic_names import AUDIT_TOPIC, TOPIC_NAME_CHARACTERS_MAX, unified_name
@@ -29,10 +30,10 @@ from mansio.errors import (
     InvalidTopic,
     PolicyViolation,
 )
-from mansio.metadata.model import PartitionState
+from mansio.metadata.model import PartitionState, default_host
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from mansio.metadata.model import BrokerState
 
@@ -96,6 +97,12 @@ class ClusterBrokers(NamedTuple):
     """Default replication factor of a new topic."""
     start: int
     """Position of the first leader in the round of brokers: any number, preferably different for each topic."""
+    hosts: Mapping[int, str] = MappingProxyType({})
+    """Labels of the hosts of brokers, by node id. A broker without one is a host of its own."""
+
+    def host(self, node_id: int) -> str:
+        """Return the label of the host of a broker."""
+        return self.hosts.get(node_id) or default_host(node_id)
 
 
 def check_topic_name(name: str | None) -> None:
@@ -181,7 +188,7 @@ def plan_growth(
         if len(assignments) != added:
             raise InvalidReplicaAssignment(f"{added} new partitions, but {len(assignments)} assignments")
         for index, replicas in enumerate(assignments, current_count):
-            _check_replicas(index, replicas, replication_factor, _known_brokers(node_id, cluster_brokers))
+            _check_replicas(index, replicas, replication_factor, node_id, cluster_brokers)
     if cluster_brokers is None:
         return _single_node_partitions(node_id, added)
     if assignments is not None:
@@ -210,7 +217,7 @@ def _plan_assigned(
         raise InvalidReplicaAssignment("the assigned partitions must be numbered from 0 without a gap")
     replication_factor = 1 if cluster_brokers is None else len(assignments[0])
     for index, replicas in assignments.items():
-        _check_replicas(index, replicas, replication_factor, _known_brokers(node_id, cluster_brokers))
+        _check_replicas(index, replicas, replication_factor, node_id, cluster_brokers)
     _check_partition_limit(count, creatable_partition_count)
     if cluster_brokers is None:
         return _single_node_partitions(node_id, count), 1
@@ -228,24 +235,52 @@ def _single_node_partitions(node_id: int, count: int) -> Partitions:
 def _place_partitions(
     count: int, replication_factor: int, cluster_brokers: ClusterBrokers, start: int
 ) -> Partitions:
-    if not 1 <= replication_factor <= len(cluster_brokers.known):
-        raise InvalidReplicationFactor(
-            f"replication factor {replication_factor}: {len(cluster_brokers.known)} broker(s) are registered; start "
-            "more brokers, or use a lower replication factor"
-        )
+    _check_factor(replication_factor, cluster_brokers)
     if not cluster_brokers.brokers:
         raise InvalidReplicationFactor("no broker may lead a partition")
-    usable = [UsableBroker(broker.node_id, broker.rack) for broker in cluster_brokers.brokers.values()]
-    placed = place_replicas(count, min(replication_factor, len(usable)), usable, start=start)
+    usable = [
+        UsableBroker(broker.node_id, broker.rack, cluster_brokers.host(broker.node_id))
+        for broker in cluster_brokers.brokers.values()
+    ]
+    usable_hosts = len({one.host for one in usable})
+    placed = place_replicas(count, min(replication_factor, usable_hosts), usable, start=start)
     away = sorted(cluster_brokers.known - cluster_brokers.brokers.keys())
     return tuple(
         _initial_partition(
             index,
-            (*there, *_rotate(away, start + index)[: replication_factor - len(there)]),
+            _add_offline(there, _rotate(away, start + index), replication_factor, cluster_brokers),
             cluster_brokers,
         )
         for index, there in enumerate(placed)
     )
+
+
+def _check_factor(replication_factor: int, cluster_brokers: ClusterBrokers) -> None:
+    brokers = len(cluster_brokers.known)
+    hosts = len({cluster_brokers.host(node_id) for node_id in cluster_brokers.known})
+    if 1 <= replication_factor <= hosts:
+        return
+    where = "" if hosts == brokers else f" on {hosts} host(s)"
+    what = "brokers" if hosts == brokers else "brokers on other hosts"
+    raise InvalidReplicationFactor(
+        f"replication factor {replication_factor}: {brokers} broker(s) are registered{where}; start more {what}, or "
+        "use a lower replication factor"
+    )
+
+
+def _add_offline(
+    replicas: tuple[int, ...], away: list[int], replication_factor: int, cluster_brokers: ClusterBrokers
+) -> tuple[int, ...]:
+    """Return replicas with offline brokers, each on another host, until there are `replication_factor`."""
+    found = list(replicas)
+    hosts = {cluster_brokers.host(node_id) for node_id in found}
+    for node_id in away:
+        if len(found) == replication_factor:
+            break
+        if (host := cluster_brokers.host(node_id)) not in hosts:
+            found.append(node_id)
+            hosts.add(host)
+    return tuple(found)
 
 
 def _rotate(items: list[int], by: int) -> list[int]:
@@ -277,22 +312,40 @@ def _check_partition_limit(more: int, creatable_partition_count: int) -> None:
         )
 
 
-def _check_replicas(index: int, replicas: Sequence[int], expected: int, known: frozenset[int]) -> None:
+def _check_replicas(
+    index: int, replicas: Sequence[int], expected: int, node_id: int, cluster_brokers: ClusterBrokers | None
+) -> None:
+    known = _known_brokers(node_id, cluster_brokers)
     if not replicas or len(replicas) != expected or len(set(replicas)) != len(replicas):
         raise InvalidReplicaAssignment(f"partition {index}: {expected} different broker(s) are required")
     unknown = [replica for replica in replicas if replica not in known]
     if unknown:
         raise InvalidReplicaAssignment(f"partition {index}: unknown broker {unknown[0]}")
+    if cluster_brokers is not None and (pair := same_host(replicas, cluster_brokers.host)) is not None:
+        raise InvalidReplicaAssignment(
+            f"partition {index}: brokers {pair[0]} and {pair[1]} are on the same host"
+        )
+
+
+def same_host(replicas: Iterable[int], host: Callable[[int], str]) -> tuple[int, int] | None:
+    """Return two of the brokers that are on the same host, as `host` returns it; None if there are none."""
+    seen: dict[str, int] = {}
+    for node_id in replicas:
+        other = seen.setdefault(host(node_id), node_id)
+        if other != node_id:
+            return other, node_id
+    return None
 
 
 # ---------------------------------------------------------------------- placement of replicas
 
 
 class UsableBroker(NamedTuple):
-    """A broker on which replicas can be placed."""
+    """A broker on which replicas can be placed. `host`: the label of its host; empty: it is a host of its own."""
 
     node_id: int
     rack: str | None
+    host: str = ""
 
 
 def place_replicas(
@@ -301,11 +354,13 @@ def place_replicas(
     """Return the replicas of `count` partitions, each with its preferred leader first.
 
     `start` is the position of the first leader in the round of brokers: the number of existing partitions of the topic
-    plus an arbitrary number. `replication_factor` is at least 1 and at most the number of brokers.
+    plus an arbitrary number. `replication_factor` is at least 1 and at most the number of hosts.
     """
     ring = _alternate_racks(brokers)
     size = len(ring)
-    assert 1 <= replication_factor <= size, "the caller checks the number of brokers"
+    assert 1 <= replication_factor <= len({_host(one) for one in ring}), (
+        "the caller checks the number of hosts"
+    )
     placed = []
     for number in range(start, start + count):
         leader, distance = number % size, number // size
@@ -323,6 +378,8 @@ def _choose_replicas(
     while len(chosen) < replication_factor:
         following = min(candidates, key=lambda one: taken.get(_rack(one), 0))  # the first one among equals
         candidates.remove(following)
+        if any(_host(following) == _host(one) for one in chosen):
+            continue
         chosen.append(following)
         taken[_rack(following)] = taken.get(_rack(following), 0) + 1
     return tuple(one.node_id for one in chosen)
@@ -343,4 +400,8 @@ def _alternate_racks(brokers: Iterable[UsableBroker]) -> list[UsableBroker]:
 
 
 def _rack(one: UsableBroker) -> Hashable:
-    return one.rack if one.rack is not None else (one.node_id,)
+    return one.rack if one.rack is not None else (_host(one),)
+
+
+def _host(one: UsableBroker) -> str:
+    return one.host or default_host(one.node_id)

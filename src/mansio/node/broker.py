@@ -19,7 +19,7 @@ from mansio.api.kafka.connections.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.api.routing.routed_clients import RoutedClients
 from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
-from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode
+from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode, moved_error
 from mansio.broker.services.acls import NO_ADMINISTRATOR, NO_ADMINISTRATOR_DETAIL
 from mansio.config.addresses import WILDCARD_IPV4, Address
 from mansio.config.listeners import format_listeners
@@ -27,6 +27,7 @@ from mansio.host import file_descriptors
 from mansio.host.disk import HostDisk
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
+from mansio.metadata.single_node_import import read_mark
 from mansio.net.connection_throttle import ConnectionThrottle
 from mansio.net.tls.handshakes import HandshakeRunner
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
@@ -262,6 +263,8 @@ class Broker:
         else:
             store = await host.open_store(settings, data_format.before_metadata_commit)
             stack.push_async_callback(store.close)
+            if (mark := await read_mark(store)) is not None:
+                raise moved_error(settings.data_dir, mark.cluster_id)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
         budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
         limits = FileLimits(budget.active_files, budget.cached_files, budget.partitions)

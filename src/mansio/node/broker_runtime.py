@@ -38,7 +38,7 @@ from mansio.broker.features.delays.delay_service import DelayService
 from mansio.broker.features.delays.schedule_service import ScheduleService
 from mansio.broker.features.feature_ports import FeaturePorts
 from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
-from mansio.broker.features.holds.retention_holds import HoldDiskLimit
+from mansio.broker.features.holds.retention_holds import HoldDiskLimit, UnsupportedHolds
 from mansio.broker.features.known_features import create_features
 from mansio.broker.maintenance.log_cleaner import LogCleaner
 from mansio.broker.maintenance.log_scrubber import LogScrubber
@@ -109,7 +109,6 @@ if TYPE_CHECKING:
     from mansio.node.cluster_member import ClusterMember
     from mansio.state.authentication.secrets_keys import SecretsKeys
     from mansio.state.share_partition.types import ShareKey
-    from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +329,7 @@ class BrokerRuntime:
             checkpoints=CheckpointStorage(
                 host_ports.disk, host_ports.file_thread, f"{settings.data_dir}/views"
             ),
-            on_offset=holds.record_commit if cluster_member is None else _ignore_offset,
+            on_offset=(holds if cluster_member is None else UnsupportedHolds()).record_commit,
             topic_resolver=topic_resolver,
             overrides=overrides,
             hides_topics=self.authorization.is_enabled,
@@ -637,7 +636,12 @@ class BrokerRuntime:
             ),
             group_coordinator=self.groups,
             group_service=groups,
-            health=HealthService(host_ports.clock, cluster, authorization=authorization),
+            health=HealthService(
+                host_ports.clock,
+                cluster,
+                authorization=authorization,
+                host_labels=self.state.host_labels,
+            ),
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(
@@ -902,7 +906,3 @@ def _authorizer(settings: Settings, state: MetadataImage) -> Authorizer | None:
 
 def _ignore_archiving(keys: Sequence[ShareKey]) -> None:
     del keys
-
-
-def _ignore_offset(group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
-    del group_id, topic, partition, committed

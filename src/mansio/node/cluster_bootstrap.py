@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME, cluster_of
+from mansio.errors import ConfigError
 from mansio.logs import fields
 from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.feature_level import CURRENT_LEVEL, check_operations, newer_topic_setting, not_finalized
 from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import Keys
 from mansio.metadata.model import InterBrokerListener
 from mansio.net.broker_dialler import BrokerDialler
 from mansio.net.broker_handshake import BrokerCredentials
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.ports import Disk
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ async def open_cluster(
     config = etcd_config(settings)
     store = await EtcdStore.open(config, host_ports.random)
     stack.push_async_callback(store.close)
+    await check_cluster(host_ports.disk, settings.data_dir, settings.cluster_id, store)
     listener = settings.kafka_listeners.inter_broker
     state = await MetadataImage.load(
         store,
@@ -95,6 +101,20 @@ async def open_cluster(
         store_counts=lambda: store.client.counts,
     )
     return store, state, cluster_member, connections
+
+
+async def check_cluster(disk: Disk, data_dir: str, wanted: str, store: MetadataStore) -> None:
+    """Raise `ConfigError` if the store has not the cluster of the data directory, before another one is created in it.
+    With its id as `wanted` (setting `cluster_id`) the cluster may be created again, unless the directory has never been
+    used in it."""
+    known = cluster_of(disk, data_dir)
+    if known is None or (known == wanted and disk.exists(f"{data_dir}/{CLUSTER_FILE_NAME}")):
+        return
+    if await store.get(Keys(known).format) is None:
+        raise ConfigError(
+            f"etcd_endpoints: {data_dir} belongs to the cluster {known}, which is not in this etcd: name the etcd of "
+            "that cluster, or use another directory"
+        )
 
 
 def check_feature_level(settings: Settings, level: int) -> None:

@@ -346,6 +346,7 @@ class ClusterMember:
             ttl_s=settings.broker_session_timeout_ms / 1000,
             endpoints=endpoints,
             rack=settings.broker_rack or None,
+            host_label=settings.broker_host_label,
             lost_logs=replica_manager.lost_logs,
         )
         self._lifecycle.on_session(lambda _: replica_manager.apply_all())

@@ -8,6 +8,8 @@ PLANNER = "metadata/move_planner.py"
 TESTS = "tests/unit/metadata/test_move_planner.py"
 MOVES = "tests/unit/cli/test_cluster_moves.py"
 RESTARTS = "tests/unit/cli/test_rolling_restart.py"
+HOSTS = "tests/unit/metadata/test_host_labels.py"
+IMPORT = "tests/unit/metadata/test_single_node_import.py"
 
 MOVE_PLANNER_DEFECTS = (
     Defect(
@@ -20,7 +22,7 @@ MOVE_PLANNER_DEFECTS = (
     Defect(
         "two replicas on one broker",
         PLANNER,
-        "while after < len(choices) and target in replicas[choices[after]]:",
+        "while after < len(choices) and not is_free(choices[after], source, target):",
         "while False:",
         (f"{TESTS}::test_larger_clusters_are_balanced_once_and_for_all",),
     ),
@@ -107,5 +109,40 @@ MOVE_PLANNER_DEFECTS = (
         "own = [one for one in await self._cluster.partitions(broker=node_id) if node_id in one.replicas]",
         "own = [one for one in await self._cluster.partitions(broker=None) if node_id in one.replicas]",
         (f"{RESTARTS}::test_what_is_in_sync_is_asked_of_the_broker_that_was_restarted",),
+    ),
+    Defect(
+        "two replicas on one host by a move",
+        PLANNER,
+        "return all(hosts[slot] != host for slot in placed if slot != source)",
+        "return True",
+        (f"{HOSTS}::test_hosts_are_kept_apart_within_a_rack_too",),
+    ),
+    Defect(
+        "two replicas of a new partition on one host",
+        "metadata/topic_plan.py",
+        "if any(_host(following) == _host(one) for one in chosen):",
+        "if False:",
+        (f"{HOSTS}::test_placed_replicas_are_on_different_hosts",),
+    ),
+    Defect(
+        "two replicas on one host by a reassignment",
+        "metadata/reassignment.py",
+        "_check_hosts(view, name, original, target)",
+        "pass",
+        (f"{HOSTS}::test_a_reassignment_to_the_host_of_another_replica_is_refused",),
+    ),
+    Defect(
+        "single node valid beside its import",
+        "metadata/single_node_import.py",
+        "await _mark(source, MovedMark(cluster_id, token))",
+        "pass",
+        (f"{IMPORT}::test_an_import_that_is_killed_at_any_transaction_is_completed_by_the_next",),
+    ),
+    Defect(
+        "an import that began in one etcd is completed in another one, too",
+        "metadata/single_node_import.py",
+        "if is_marked:",
+        "if False:",
+        (f"{IMPORT}::test_a_marked_node_is_imported_into_no_other_etcd",),
     ),
 )

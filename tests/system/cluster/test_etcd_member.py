@@ -18,8 +18,8 @@ import pytest
 from mansio.config.cluster import MemberAddress, parse_members
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
-from mansio.node.etcd_member import child_process as children
-from mansio.node.etcd_member.child_process import ChildProcess
+from mansio.host import child_process as children
+from mansio.host.child_process import ChildProcess
 from mansio.node.etcd_member.command import MemberPlan, TlsFiles, arguments
 from mansio.node.etcd_member.executable import find_program
 from mansio.node.etcd_member.member import EtcdMember, unhealthy_reason_of
@@ -114,7 +114,7 @@ def test_a_member_that_cannot_run_reports_why_at_once(tmp_path: Path) -> None:
 def test_a_child_does_not_outlive_its_parent_not_even_a_sigkill(tmp_path: Path) -> None:
     code = f"""
         import asyncio, os, signal, sys
-        from mansio.node.etcd_member.child_process import ChildProcess
+        from mansio.host.child_process import ChildProcess
         sleeping = "import time; print('up', flush=True); time.sleep(600)"
         async def main():
             child = ChildProcess([sys.executable, "-c", sleeping], {str(tmp_path / "log")!r})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from mansio.cli.broker.serve import SystemdNotifier
+from mansio.cli.broker.service_manager import SystemdNotifier
 from mansio.config.listeners import SecurityProtocol
 from mansio.config.settings import SPECIFICATIONS
 from mansio.config.sources import load_settings

@@ -136,6 +136,9 @@ class FakeCluster:
         brokers = [BrokerStatus(one, "h", 1, None, one == 1, one in self.fenced) for one in self.node_ids]
         return ClusterStatus("id", 1, tuple(brokers))
 
+    async def host_labels(self) -> dict[int, str]:
+        return {}
+
     async def log_dirs(self) -> list[LogDir]:
         return self.dirs
 

@@ -63,10 +63,14 @@ class HttpServer:
         context: Callable[[], ssl.SSLContext] | None = None,
         handshakes: HandshakeRunner | None = None,
         throttle: ConnectionThrottle | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """`app` is any ASGI 3 application; port 0 selects a free port. `context`: returns the TLS context for a new
         connection; None without TLS. `handshakes`: runs the TLS handshakes of all listeners of the broker. `throttle`:
-        closes connections of addresses that connect too often."""
+        closes connections of addresses that connect too often. `is_shared`: other processes may serve the same
+        port."""
+        self._is_shared = is_shared
         self._host = host
         self._port = port
         self._context = context
@@ -78,7 +82,7 @@ class HttpServer:
     async def start(self) -> tuple[str, int]:
         """Start to accept connections. Return the bound (host, port). Raises `OSError` if the address is not
         available."""
-        listening = await listening_sockets(self._host, self._port, BACKLOG)
+        listening = await listening_sockets(self._host, self._port, BACKLOG, is_shared=self._is_shared)
         address = listening[0].getsockname()
         accepting = listening if self._context is None else []
         self._task = asyncio.get_running_loop().create_task(

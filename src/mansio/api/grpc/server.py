@@ -57,7 +57,6 @@ OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.so_reuseport", 0),
 )
 
 
@@ -82,6 +81,7 @@ class GrpcServer:
             self._interceptors.append(Authentication(by_certificate(rules, services.log_ins)))
         self._certificates = certificates if settings.grpc_security.is_encrypted else None
         self._log_ins = settings.grpc_security.is_authenticated
+        self._is_shared = settings.share_ports
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._service = MansioService(services, clients)
@@ -92,7 +92,9 @@ class GrpcServer:
         """Start to accept connections. Return the bound (host, port). Raises `OSError`."""
         check_rows("gRPC", GRPC, (method.name for method in SERVICE.methods))
         server = grpc.aio.server(
-            interceptors=self._interceptors, options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
+            interceptors=self._interceptors,
+            options=(*OPTIONS, ("grpc.so_reuseport", int(self._is_shared))),
+            maximum_concurrent_rpcs=CALLS_MAX,
         )
         handlers = {
             method.name: _handler(method, getattr(self._service, method.name), self._holds)

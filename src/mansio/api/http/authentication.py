@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 OPEN_PATHS: Final = (("health", "live"), ("health", "ready"))
 EVENT_STREAM: Final = b"text/event-stream"
 
+SUPERVISOR: Final = "mansio.supervisor"
+"""Key of the scope of a request that the supervisor of this process sends, past all listeners."""
 _SESSION: Final = "mansio.session"
 """Key in the scope of a request: its `ClientSession`, None for a health check without credentials."""
 
@@ -61,7 +63,9 @@ def session_of_request(request: Request) -> ClientSession:
 def may_see_names(request: Request, may_describe: Callable[[Caller], bool]) -> bool:
     """Whether the client of a request may see the names of topics and groups in health checks and metrics, which
     `may_describe` decides for the caller: on a listener without authentication for the anonymous user. A probe without
-    credentials, on one with authentication, may not."""
+    credentials, on one with authentication, may not; the supervisor of this process may."""
+    if SUPERVISOR in request.scope:
+        return True
     session: ClientSession | None = request.scope.get(_SESSION, ANONYMOUS_SESSION)
     address = request.client
     return session is not None and may_describe(

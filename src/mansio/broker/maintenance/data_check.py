@@ -26,7 +26,12 @@ from mansio.broker.maintenance.data_dir_format import (
     FORMAT_FILE_NAMES,
     read_data_dir_format,
 )
-from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME
+from mansio.broker.maintenance.data_dir_mode import (
+    CLUSTER_FILE_NAME,
+    MOVED_FILE_NAME,
+    PROCESSES_FILE_NAME,
+    SUPERVISOR_LOCK_FILE,
+)
 from mansio.broker.maintenance.orphaned_directories import (
     LAST_METADATA_FILE_NAME,
     QUARANTINE_DIRECTORY,
@@ -66,6 +71,9 @@ TOP_LEVEL_NAMES: Final = frozenset(
         "topics",
         "views",
         CLUSTER_FILE_NAME,
+        MOVED_FILE_NAME,
+        PROCESSES_FILE_NAME,
+        SUPERVISOR_LOCK_FILE,
         LAST_METADATA_FILE_NAME,
         "hosted-partitions",
         "etcd",
@@ -153,6 +161,10 @@ def check_data_directory(
     """
     data_dir = data_dir.rstrip("/") or "/"
     if not disk.exists(f"{data_dir}/{METADATA_FILE_NAME}") and not disk.exists(f"{data_dir}/topics"):
+        if disk.exists(f"{data_dir}/{PROCESSES_FILE_NAME}"):
+            raise StorageError(
+                f"{data_dir} is the directory of several broker processes: check theirs, {data_dir}/0 and so on"
+            )
         raise StorageError(
             f"{data_dir} is not a data directory: it has neither {METADATA_FILE_NAME} nor topics"
         )
@@ -201,8 +213,13 @@ class _DataCheck:
         """Check the metadata; return its topics, None if the metadata cannot be read."""
         path = f"{self.data_dir}/{METADATA_FILE_NAME}"
         cluster_file = f"{self.data_dir}/{CLUSTER_FILE_NAME}"
+        moved_file = f"{self.data_dir}/{MOVED_FILE_NAME}"
+        meaning = "the check takes topics from directory names"
+        if self.disk.exists(moved_file):
+            what = f"the metadata was moved to etcd; {METADATA_FILE_NAME} is not used any more"
+            self._add(Severity.NOTE, moved_file, what, meaning)
+            return None
         if self.disk.exists(cluster_file) and not self.disk.exists(path):
-            meaning = "the check takes topics from directory names"
             self._add(
                 Severity.NOTE,
                 cluster_file,
@@ -362,8 +379,17 @@ class _DataCheck:
                 self._add(Severity.NOTE, path, "not a file of the broker", "the broker ignores it")
 
     def _report_unknown_files(self) -> None:
+        has_processes = self.disk.exists(f"{self.data_dir}/{PROCESSES_FILE_NAME}")
         for name in self.disk.list_directory(self.data_dir):
-            if name not in TOP_LEVEL_NAMES:
+            if has_processes and name.isdigit():
+                path = f"{self.data_dir}/{name}"
+                self._add(
+                    Severity.NOTE,
+                    path,
+                    "the data directory of another broker process",
+                    "it is checked by itself",
+                )
+            elif name not in TOP_LEVEL_NAMES:
                 what, meaning = MOVED_DIRECTORIES.get(
                     name, ("not a file of the broker", "the broker ignores it")
                 )

@@ -473,7 +473,8 @@ class TopicService:
             node_id: one for node_id, one in self.state.brokers.items() if self.state.may_lead(node_id)
         }
         known = frozenset((*self.state.registrations, *self.state.brokers))
-        return ClusterBrokers(brokers, known, self._settings.replication_factor, start)
+        hosts = {node_id: self.state.host_of(node_id) for node_id in known}
+        return ClusterBrokers(brokers, known, self._settings.replication_factor, start, hosts)
 
     # Execute
 

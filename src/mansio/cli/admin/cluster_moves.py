@@ -129,7 +129,11 @@ async def read_load(cluster: ClusterAdmin) -> ClusterLoad:
             for node_id in move.adding:
                 if node_id in free_bytes:
                     free_bytes[node_id] -= max(0, size_bytes - copied_bytes(move, [dirs[node_id]]))
-    brokers = [PlannedBroker(one.node_id, one.rack, not one.is_fenced) for one in status.brokers]
+    labels = await cluster.host_labels()
+    brokers = [
+        PlannedBroker(one.node_id, one.rack, not one.is_fenced, labels.get(one.node_id, ""))
+        for one in status.brokers
+    ]
     return ClusterLoad(brokers, planned, running, free_bytes)
 
 

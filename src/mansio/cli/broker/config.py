@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from mansio.cli.support.formatting import Output, OutputOption, show_rows
 from mansio.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mansio.config.settings import Settings
 
@@ -186,10 +187,73 @@ SecureOption = Annotated[
         "admin in DATA/security at the first start, and print how to connect; needs the extra secure.",
     ),
 ]
+PROCESSES_MAX = 64
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        min=1,
+        max=PROCESSES_MAX,
+        metavar="N",
+        help="Run N brokers on this machine, each a process with a node id and a Kafka port of its own, from --node-id "
+        "and --kafka on; with etcd, which is started here unless --etcd or --join names one. Linux only.",
+    ),
+]
+SupervisedOption = Annotated[
+    bool, typer.Option("--supervised", hidden=True, help="The standard input is the channel of --processes.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFlags:
+    """Flags with which `mansio serve` was started. `named`: settings that have a flag; None: not given."""
+
+    named: Mapping[str, Any]
+    config: str | None
+    set_: Sequence[str]
+    is_dev: bool
+    is_secure: bool
+
+    def settings(self, changes: Mapping[str, str]) -> Settings:
+        """Return the settings of a broker with these flags and some changed settings. Raises as
+        `settings_from_flags`."""
+        return settings_from_flags(
+            {**self.named, **changes},
+            self.config,
+            self._kept(changes),
+            dev=self.is_dev,
+            secure=self.is_secure,
+        )
+
+    def arguments(self, changes: Mapping[str, str]) -> list[str]:
+        """Return the arguments of `mansio` for such a broker."""
+        arguments = ["serve"]
+        if self.config is not None:
+            arguments += ["--config", self.config]
+        for each in self._kept(changes):
+            arguments += ["--set", each]
+        for name, value in {**self.named, **changes}.items():
+            if value is not None:
+                flag = SETTING_FLAGS.get(name)
+                arguments += ["--set", f"{name}={value}"] if flag is None else [flag, str(value)]
+        if self.is_dev:
+            arguments.append("--dev")
+        return arguments
+
+    def _kept(self, changes: Mapping[str, str]) -> list[str]:
+        """Return the values of --set that no change replaces, also under Kafka's name."""
+        from mansio.config.settings import SPECIFICATIONS
+
+        replaced = {*changes, *(SPECIFICATIONS[name].kafka_name for name in changes)}
+        return [
+            each
+            for each in self.set_
+            if not replaced.intersection((name := each.partition("=")[0].strip(), name.replace(".", "_")))
+        ]
 
 
 def settings_from_flags(

@@ -5,7 +5,6 @@ Invariants:
 * SIGTERM or SIGINT stops accepting, lets running requests finish for at most `shutdown_drain_ms`, closes all logs and
   exits with 0; a second signal exits immediately.
 * The etcd member is healthy before the broker starts, and stops after it.
-* Notifications to systemd never block and never fail the broker.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import contextlib
 import errno
 import logging
 import os
-import socket
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,25 +25,32 @@ from mansio.cli.broker.config import (
     DataOption,
     DevOption,
     EtcdOption,
+    GivenFlags,
     GrpcOption,
     HttpOption,
     JoinOption,
     KafkaOption,
     NodeIdOption,
+    ProcessesOption,
     RackOption,
     SecureOption,
     SetOption,
     SqsOption,
+    SupervisedOption,
     settings_from_flags,
 )
+from mansio.cli.broker.service_manager import SystemdNotifier, has_terminal, send_heartbeats
 from mansio.cli.support.common import print_error
 from mansio.errors import ConfigError, DataDirectoryLocked
 from mansio.version import __version__
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Iterator, Mapping
+    from collections.abc import Coroutine, Iterator
     from typing import Any
+
+    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
     from mansio.api.asgi.server import HttpServer
     from mansio.api.grpc.server import GrpcServer
@@ -61,9 +66,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 """Time for closing the logs after the drain; then the process ends without closing them."""
-
-SUPPRESSED_LINES_INTERVAL_S = 1.0
-"""Interval at which suppressed log lines are released."""
 
 FORCED_EXIT_CODE = 130
 """Exit code after a second signal. No acknowledged record is lost; the next start recovers the logs."""
@@ -84,11 +86,14 @@ def serve(
     set_: SetOption = None,
     dev: DevOption = False,
     secure: SecureOption = False,
+    processes: ProcessesOption = None,
+    supervised: SupervisedOption = False,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     The broker runs alone, or as a member of a cluster with --etcd or --join. It prints one line with `ready` and its
-    addresses when it accepts connections. Log lines go to standard error.
+    addresses when it accepts connections. Log lines go to standard error. With --processes several brokers use the
+    cores of this machine.
     """
     import asyncio
 
@@ -114,6 +119,11 @@ def serve(
         "etcd_endpoints": etcd,
         "etcd_join": join,
     }
+    if processes is not None:
+        from mansio.cli.broker.serve_processes import serve_processes
+
+        given = GivenFlags(named, config, set_ or [], is_dev=dev, is_secure=secure)
+        raise typer.Exit(serve_processes(given, processes))
     settings = settings_from_flags(named, config, set_, dev=dev, secure=secure)
     if secure:
         require_extra("secure")
@@ -129,22 +139,24 @@ def serve(
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
     messages.merged_schema(ApiKey.METADATA, "request")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        code = runner.run(_serve(settings, lines, is_protected=secure))
+        code = runner.run(_serve(settings, lines, is_protected=secure, is_supervised=supervised))
     raise typer.Exit(code)
 
 
-async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) -> int:
-    """Start the broker, print its ready line, wait for a signal, and stop. Returns the exit code.
+async def _serve(
+    settings: Settings, lines: LineHandler, *, is_protected: bool, is_supervised: bool = False
+) -> int:
+    """Start the broker, print its ready line, wait for a signal, and stop. Returns the exit code. `is_supervised`: the
+    standard input is the control channel to a supervisor, with which the broker ends.
 
-    The HTTP listener starts first, so that it answers health checks (as not ready) during a long recovery.
+    The HTTP listener starts first, so that it answers health checks (as not ready) during a long recovery. Where other
+    processes serve its port, too, it starts when the broker is ready: clients reach those that are.
     """
     import asyncio
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.api.http.service_stats import ServiceStats
     from mansio.cli.broker.connection_lines import print_connection
-    from mansio.cli.broker.serve import SystemdNotifier
-    from mansio.config.addresses import Address
     from mansio.node.broker import Broker
 
     stop = asyncio.Event()
@@ -157,18 +169,14 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
     broker = Broker(settings, warm_up=True, protected_start=protected_start)
     _handle_signals(broker, stop)
     manager = SystemdNotifier()
-    heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
-    http = member = None
+    heartbeats = asyncio.create_task(send_heartbeats(manager, lines), name="pulse")
+    member = None
     servers: dict[str, HttpServer | GrpcServer] = {}
-    if settings.http_address is not None:
-        if settings.http_security.is_encrypted:
-            with _errors_of_data_directory(settings.data_dir):
-                broker.prepare_files()
-        http = _http_server(broker, view, settings.http_address)
-        try:
-            http_address = await http.start()
-        except OSError as error:
-            raise ConfigError(_listen_error(error, *settings.http_address, "--http")) from error
+    addresses: dict[str, Address] = {}
+    app = _http_app(broker, view)
+    channel = await _open_control_channel(settings, app, stop) if is_supervised else None
+    if not settings.share_ports:
+        addresses |= await _start_http(settings, broker, view, app, servers)
     try:
         member = await _start_etcd_member(settings, stop)
         if not stop.is_set() and await _start_unless_stopped(broker, stop):
@@ -184,9 +192,9 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
                     certificates=broker.certificates,
                 )
             )
-            addresses = await _start_servers(settings, broker, servers)
-            if http is not None:
-                addresses = {"http": Address(*http_address), **addresses}
+            if settings.share_ports:
+                addresses |= await _start_http(settings, broker, view, app, servers)
+            addresses |= await _start_servers(settings, broker, servers)
             known = None if protected_start is None else _client_files(broker, protected_start)
             _print_ready(settings, broker, addresses)
             if protected_start is not None and known is not None:
@@ -196,12 +204,13 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
     finally:
         manager.stopping()
         try:
-            others = [*servers.values(), *([] if http is None else [http])]
-            code = await _close(settings, broker, others)
+            code = await _close(settings, broker, list(servers.values()))
         finally:
             if member is not None:
                 await member.stop()
         heartbeats.cancel()
+        if channel is not None:
+            await channel.aclose()
         lines.write_suppressed(at_end=True)
         manager.close()
     return code
@@ -240,25 +249,11 @@ async def _run_unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Eve
         await asyncio.wait((working, stopping))
 
 
-async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None:
-    """Send heartbeats to systemd and release suppressed log lines, at their intervals, until cancelled."""
+def _http_app(broker: Broker, view: ServiceStats) -> Starlette:
+    """Return the application of the HTTP listener, before its authentication."""
     import asyncio
 
-    next_heartbeat_s = 0.0
-    loop = asyncio.get_running_loop()
-    while True:
-        if loop.time() >= next_heartbeat_s:
-            manager.heartbeat()
-            next_heartbeat_s = loop.time() + manager.heartbeat_interval_s
-        lines.write_suppressed()
-        await asyncio.sleep(min(SUPPRESSED_LINES_INTERVAL_S, manager.heartbeat_interval_s))
-
-
-def _http_server(broker: Broker, view: ServiceStats, address: Address) -> HttpServer:
-    import asyncio
-
-    from mansio.api.asgi.server import HttpServer
-    from mansio.api.http.app import assemble, authenticating, disk_monitor
+    from mansio.api.http.app import assemble, disk_monitor
     from mansio.api.http.monitors import EventLoopMonitor
     from mansio.api.http.v1.operation import ApiContext
     from mansio.broker.services.health import Problem
@@ -270,10 +265,57 @@ def _http_server(broker: Broker, view: ServiceStats, address: Address) -> HttpSe
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock(), context.loop_holds)
     disk = disk_monitor(settings)
     view.use_disk_warnings(lambda: [Problem(reason, detail) for reason, detail in disk.warnings()])
-    app = authenticating(assemble(view, watch, disk, context), settings, view.running, broker.revocations)
-    return HttpServer(
-        app, *address, broker.tls_context(settings.http_security), broker.handshakes, broker.throttle
+    return assemble(view, watch, disk, context)
+
+
+async def _start_http(
+    settings: Settings,
+    broker: Broker,
+    view: ServiceStats,
+    app: ASGIApp,
+    servers: dict[str, HttpServer | GrpcServer],
+) -> dict[str, Address]:
+    """Start the HTTP listener, if it is configured, and add it to `servers`. Return its address. Raises `ConfigError`
+    if the address is not available."""
+    from mansio.api.asgi.server import HttpServer
+    from mansio.api.http.app import authenticating
+    from mansio.config.addresses import Address
+
+    if (address := settings.http_address) is None:
+        return {}
+    if settings.http_security.is_encrypted:
+        with _errors_of_data_directory(settings.data_dir):
+            broker.prepare_files()
+    server = HttpServer(
+        authenticating(app, settings, view.running, broker.revocations),
+        *address,
+        broker.tls_context(settings.http_security),
+        broker.handshakes,
+        broker.throttle,
+        is_shared=settings.share_ports,
     )
+    try:
+        bound = await server.start()
+    except OSError as error:
+        raise ConfigError(_listen_error(error, *address, "--http")) from error
+    servers["http"] = server
+    return {"http": Address(*bound)}
+
+
+async def _open_control_channel(
+    settings: Settings, app: Starlette, stop: asyncio.Event
+) -> contextlib.AsyncExitStack:
+    """Answer the supervisor with the application, and set `stop` when the supervisor has ended, until the returned
+    stack is closed."""
+    from mansio.node.processes.control_channel import BrokerEnd
+
+    stack = contextlib.AsyncExitStack()
+    if settings.http_address is None:  # nothing else runs the monitors of the application
+        await stack.enter_async_context(app.router.lifespan_context(app))
+    channel = BrokerEnd(app, stop.set)
+    channel.start()
+    stack.callback(channel.stop)
+    return stack
 
 
 async def _start_servers(
@@ -297,6 +339,7 @@ async def _start_servers(
                 broker.tls_context(settings.sqs_security),
                 broker.handshakes,
                 broker.throttle,
+                is_shared=settings.share_ports,
             ),
         )
     if (address := settings.grpc_address) is not None:
@@ -422,16 +465,23 @@ def _handle_signals(broker: Broker, stop: asyncio.Event) -> None:
     import signal
 
     loop = asyncio.get_running_loop()
+    is_asked = (
+        False  # `stop` may be set before the first signal: the end of a supervisor closes its channel, too
+    )
 
     def on_signal() -> None:
-        if stop.is_set():
+        nonlocal is_asked
+        if is_asked:
             os._exit(FORCED_EXIT_CODE)
+        is_asked = True
         stop.set()
 
-    had_terminal = _has_terminal()
+    had_terminal = has_terminal()
 
     def on_hangup() -> None:
-        if had_terminal and not _has_terminal():
+        nonlocal is_asked
+        if had_terminal and not has_terminal():
+            is_asked = True
             stop.set()
         else:
             broker.reload_certificates()
@@ -440,76 +490,3 @@ def _handle_signals(broker: Broker, stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal)
     if broker.has_certificates:  # otherwise SIGHUP ends the process
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
-
-
-def _has_terminal() -> bool:
-    """Whether standard input is a terminal that exists."""
-    try:
-        os.tcgetpgrp(0)
-    except OSError:
-        return False
-    return True
-
-
-# -- systemd --------
-
-
-START_TIMEOUT_EXTENSION_S: Final = 30
-HEARTBEAT_INTERVAL_S: Final = 5.0
-"""Interval of heartbeats, unless the watchdog requires a shorter one."""
-
-
-class SystemdNotifier:
-    """sd_notify messages to systemd (`Type=notify`): ready, stopping, watchdog.
-
-    Without `NOTIFY_SOCKET` in the environment nothing is sent. During the start each heartbeat extends the start
-    timeout, so that systemd does not end a long recovery; afterwards it resets the watchdog, if the unit has one.
-    Heartbeats run on the broker's event loop, so systemd restarts a broker whose event loop hangs.
-    """
-
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        variables = os.environ if environment is None else environment
-        self._ready = False
-        self._socket: socket.socket | None = None
-        self._address = variables.get("NOTIFY_SOCKET", "")
-        watchdog_us = variables.get("WATCHDOG_USEC", "")
-        is_for_this_process = variables.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
-        self._has_watchdog = watchdog_us.isdigit() and is_for_this_process
-        self.heartbeat_interval_s = (
-            min(HEARTBEAT_INTERVAL_S, int(watchdog_us) / 1_000_000 / 3)
-            if self._has_watchdog
-            else HEARTBEAT_INTERVAL_S
-        )
-        if self._address.startswith("@"):
-            self._address = "\0" + self._address[1:]
-        if self._address and hasattr(socket, "AF_UNIX"):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
-
-    def heartbeat(self) -> None:
-        """Send a heartbeat. Call it every `heartbeat_interval_s`."""
-        if not self._ready:
-            self._send(f"EXTEND_TIMEOUT_USEC={START_TIMEOUT_EXTENSION_S * 1_000_000}\nSTATUS=reading logs")
-        elif self._has_watchdog:
-            self._send("WATCHDOG=1")
-
-    def ready(self, status: str) -> None:
-        """Notify systemd that all ports accept connections."""
-        self._ready = True
-        self._send(f"READY=1\nSTATUS={status}")
-
-    def stopping(self) -> None:
-        """Notify systemd that the broker stops and accepts no new requests."""
-        self._send("STOPPING=1\nSTATUS=draining")
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _send(self, message: str) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # the manager has ended or reads too slowly; not an error of the broker
-                self._socket.sendto(message.encode(), self._address)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mansio.client.types import TopicPartition
 from mansio.config.config_def import ResourceType
-from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition
+from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition, UnsupportedVersion
 from mansio.net.cluster import check_top_level_error
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import without_traceback
@@ -231,6 +231,19 @@ class ClusterAdmin:
             for broker in sorted(response.brokers, key=lambda broker: int(broker.broker_id))
         )
         return ClusterStatus(response.cluster_id, response.controller_id, brokers)
+
+    async def host_labels(self) -> dict[int, str]:
+        """The labels of the hosts of brokers, by node id, as their setting `broker_host_label` has them. Brokers that
+        are missing are hosts of their own."""
+        try:
+            response = await self._cluster.request(
+                ApiKey.DESCRIBE_HEALTH,
+                {},
+                check=lambda response: raise_for_code(response.error_code, response.error_message),
+            )
+        except UnsupportedVersion:  # an older broker, or another system
+            return {}
+        return {each.broker_id: each.label for each in response.host_labels}
 
     async def health(
         self, brokers: Iterable[int] | None = None, *, timeout_ms: float = 5_000

@@ -303,7 +303,10 @@ class Controller:
             Compare(keys.session(fence.node_id), create_revision=0),
             Compare(key, mod_revision=fence.mod_revision),
         ]
-        put = Put(key, metadata_store.encode(registration_document(BROKER_FENCED, fence.levels), writer))
+        known = self._state.registrations.get(fence.node_id)
+        label = "" if known is None else known.host_label
+        document = registration_document(BROKER_FENCED, fence.levels, label)
+        put = Put(key, metadata_store.encode(document, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:

@@ -1,5 +1,5 @@
-"""etcd member that a broker (or `mansio dev-cluster`) starts and supervises.
+"""etcd member that a broker, `mansio serve --processes` or `mansio dev-cluster` starts and supervises.
 
-`executable` finds the etcd program and checks its version, `command` builds its command line, `child_process` runs a
-process that ends with its parent, and `member` supervises the etcd process.
+`executable` finds the etcd program and checks its version, `command` builds its command line, and `member` supervises
+the etcd process.
 """

@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 from mansio.config.cluster import url_host
 from mansio.errors import ConfigError, Unavailable
+from mansio.host.child_process import STOP_S_MAX, ChildProcess, exit_reason
 from mansio.host.port_owner import port_in_use_message
 from mansio.host.private_file import make_private_directory
 from mansio.logs import fields
-from mansio.node.etcd_member.child_process import STOP_S_MAX, ChildProcess, exit_reason
 from mansio.node.etcd_member.command import arguments
 from mansio.ports import Backoff
 

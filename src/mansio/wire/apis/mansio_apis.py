@@ -856,10 +856,19 @@ class HealthProblem(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLabel(_Flexible):
+    """The label of the host of a broker."""
+
+    broker_id: int = field(metadata=_INT32)
+    label: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeHealthResponse(_Flexible):
     """Response. `is_session_held`: true on a single node; `session_lost_ms`: time since the Unix epoch from which the
     session is not held, -1 if it is held or the time is unknown; `problems`: why the broker is not ready;
-    `broker_epoch`: the epoch of the session that is held, -1 without one."""
+    `broker_epoch`: the epoch of the session that is held, -1 without one. `host_labels`: of all brokers that are not
+    hosts of their own."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -869,6 +878,7 @@ class DescribeHealthResponse(_Flexible):
     problems: tuple[HealthProblem, ...]
     warnings: tuple[HealthProblem, ...]
     broker_epoch: int = field(metadata={**_INT64, "tag": 0}, default=-1)
+    host_labels: tuple[HostLabel, ...] = field(metadata={"tag": 1}, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

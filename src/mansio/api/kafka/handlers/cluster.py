@@ -221,6 +221,9 @@ async def describe_health(
         "broker_epoch": found.broker_epoch,
         "problems": [_problem_fields(each) for each in found.problems[:PROBLEMS_MAX]],
         "warnings": [_problem_fields(each) for each in found.warnings[:PROBLEMS_MAX]],
+        "host_labels": [
+            {"broker_id": node_id, "label": label} for node_id, label in found.host_labels.items()
+        ],
     }
 
 

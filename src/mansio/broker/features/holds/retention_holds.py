@@ -180,6 +180,25 @@ class RetentionHolds:
         yield from tuple(self._released.values())
 
 
+class UnsupportedHolds:
+    """Retention holds in a cluster. They have no effect, because the coordinator of a pipeline's group may not lead the
+    partition; the first one is logged."""
+
+    def __init__(self) -> None:
+        self._is_logged = False
+
+    def record_commit(
+        self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None
+    ) -> None:
+        """Log the first committed offset that is a hold."""
+        if self._is_logged or committed is None or not is_hold(group_id, committed.metadata):
+            return
+        self._is_logged = True
+        reason = "in a cluster, retention does not wait for pipelines"
+        known = fields(pipeline=pipeline_name_of(group_id), topic=topic, partition=partition, reason=reason)
+        logger.warning("retention_holds_without_effect", extra=known)
+
+
 class HoldDiskLimit:
     """Disk-space limit of holds: while less than `free_bytes_min` is free, holds are ignored.
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import random
-import socket
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +20,9 @@ from mansio.cli.broker.config import SETTING_FLAGS
 from mansio.config.cluster import MemberAddress
 from mansio.config.protected_start import CA_FILE, SECURITY_DIRECTORY, protected_cluster_values
 from mansio.config.sources import load_settings
-from mansio.errors import ConfigError, DataDirectoryLocked, Unavailable
+from mansio.errors import ConfigError, DataDirectoryLocked
 from mansio.host.disk import HostDisk
-from mansio.host.port_owner import port_in_use_message
+from mansio.host.free_ports import PortAllocator
 from mansio.node.etcd_member.command import MemberPlan, TlsFiles
 
 if TYPE_CHECKING:
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 PORTS_FILE_NAME: Final = "dev-cluster.json"
-PORT_MIN: Final = 12_000
-PORT_END: Final = 32_000
-PORT_ATTEMPTS_MAX: Final = 1000
 REPLICATION_FACTOR_MAX: Final = 3
 OWN_SETTINGS: Final = frozenset(
     {
@@ -157,7 +152,7 @@ def plan_cluster(
         raise ConfigError(
             f"--secure: {directory} was made {made} it, and cannot be used {wanted} it; use another --data"
         )
-    ports = _PortAllocator()
+    ports = PortAllocator(HOST, "stop that process, or choose --first-port")
     etcd_ports = known["members"] or [[ports.allocate(), ports.allocate()] for _ in range(members)]
     for pair in known["members"]:
         ports.reserve(pair)
@@ -225,50 +220,6 @@ def check_settings(settings: Mapping[str, str], *, is_protected: bool = False) -
     if is_protected:
         values |= protected_cluster_values(values, SECURITY_DIRECTORY, broker_certificate(1))
     load_settings(None, values, environment=False)
-
-
-class _PortAllocator:
-    """Allocates free ports, each once."""
-
-    def __init__(self) -> None:
-        self._allocated: set[int] = set()
-
-    def allocate(self) -> int:
-        for _ in range(PORT_ATTEMPTS_MAX):
-            port = random.randrange(PORT_MIN, PORT_END)
-            if port not in self._allocated and _is_free(port):
-                self._allocated.add(port)
-                return port
-        raise Unavailable(f"no free port between {PORT_MIN} and {PORT_END}")
-
-    def reserve(self, ports: list[int]) -> None:
-        """Reserve exactly these ports. Raises `ConfigError` if one is in use."""
-        for port in ports:
-            if port in self._allocated or not _is_free(port):
-                raise ConfigError(
-                    f"{port_in_use_message(HOST, port)}, and this cluster needs it: "
-                    "stop that process, or choose --first-port"
-                )
-            self._allocated.add(port)
-
-    def reuse(self, port: int) -> int:
-        """Return the port itself if it is free or already allocated, otherwise another free port."""
-        if port in self._allocated:
-            return port
-        if not _is_free(port):
-            return self.allocate()
-        self._allocated.add(port)
-        return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def _read_ports(directory: str) -> dict[str, Any]:

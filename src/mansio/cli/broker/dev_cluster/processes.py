@@ -10,23 +10,24 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import re
 import shlex
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.cli.broker.connection_lines import print_connection
 from mansio.cli.broker.dev_cluster.plan import data_directories_in_use, mansio_command
-from mansio.cli.broker.dev_cluster.restarts import FORCED_EXIT_CODE, RestartPolicy, StayDown
 from mansio.errors import SaslAuthenticationFailed, Unavailable
-from mansio.node.etcd_member.child_process import ChildProcess, exit_reason
+from mansio.host.child_process import ChildProcess, exit_reason
 from mansio.node.etcd_member.executable import find_program
 from mansio.node.etcd_member.member import EtcdMember
+from mansio.node.processes.broker_process import BrokerProcess, run_all, run_until_first
+from mansio.node.processes.restarts import FORCED_EXIT_CODE, RestartPolicy
 from mansio.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan
     from mansio.cli.broker.dev_cluster.protection import ClusterProtection
@@ -43,15 +44,50 @@ ETCD_STOP_S_MAX: Final = 2.0
 
 POLL_INTERVAL_S: Final = 0.02
 IN_USE_POLL_INTERVAL_S: Final = 0.5
-SHOWN_LOG_LINES: Final = 15
-LOG_FAILED_MARKERS: Final = (b" ERROR log_failed ", b'"event": "log_failed"')
-"""The event `log_failed` in a broker's log lines, in the text format and in JSON."""
-READY_LINE_PATTERN: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
 
 
 def print_status(text: str) -> None:
     """Print progress or an error to standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+class PrintedReports:
+    """Reports about one broker, on standard error."""
+
+    def __init__(self, plan: ClusterPlan, broker: BrokerPlan) -> None:
+        self._plan = plan
+        self._broker = broker
+
+    def starting(self, pid: int) -> None:
+        print_status(f"broker {self._broker.node_id} starting: pid {pid}, log {self._broker.log_path}")
+
+    def ready(self, after_s: float) -> None:
+        broker = self._broker
+        print_status(
+            f"broker {broker.node_id} ready after {after_s:.1f} s: kafka={broker.kafka} http={broker.http}"
+        )
+
+    def ended(self, pid: int, code: int, last_lines: list[str]) -> None:
+        print_status(f"broker {self._broker.node_id} (pid {pid}) has ended: {exit_reason(code)}")
+        if code:
+            self.print_log_end(last_lines)
+
+    def restarting(self, delay_s: float) -> None:
+        print_status(f"broker {self._broker.node_id} restarts in {delay_s:g} s")
+
+    def staying_down(self, reason: str) -> None:
+        again = shlex.join(["mansio", *self._plan.arguments(self._broker)])
+        print_status(
+            f"broker {self._broker.node_id} is not restarted ({reason}); start it again with: {again}"
+        )
+
+    def not_started(self, error: OSError) -> None:
+        print_status(f"broker {self._broker.node_id} could not be started: {error}")
+
+    def print_log_end(self, last_lines: list[str]) -> None:
+        """Print the end of the broker's log."""
+        lines = last_lines or ["(it wrote nothing)"]
+        print_status("\n".join([f"the end of {self._broker.log_path}:", *(f"    {line}" for line in lines)]))
 
 
 class DevCluster:
@@ -73,12 +109,20 @@ class DevCluster:
         """What clients need to connect to a protected cluster, when `start` has returned."""
         self._protection = protection
         self._formed = formed
-        self._restart_enabled = restart
         self._members: list[EtcdMember] = []
+        self._reports = {broker: PrintedReports(plan, broker) for broker in plan.brokers}
         self._brokers = {
-            broker: ChildProcess([*command, *plan.arguments(broker)], broker.log_path)
+            broker: BrokerProcess(
+                ChildProcess([*command, *plan.arguments(broker)], broker.log_path),
+                self._reports[broker],
+                partial(RestartPolicy, enabled=restart),
+                is_in_use=partial(self._is_in_use, broker),
+            )
             for broker in plan.brokers
         }
+
+    def _is_in_use(self, broker: BrokerPlan) -> bool:
+        return broker.directory in data_directories_in_use(self.plan.directory)
 
     async def start(self) -> None:
         """Start all processes; returns when topics can be created on all brokers. Raises `MansioError` with the reason
@@ -90,12 +134,12 @@ class DevCluster:
         count = len(self.plan.members)
         print_status(f"etcd {program.version} ({program.path}): starting {_count_text(count, 'member')}")
         self._members = [EtcdMember(member, program) for member in self.plan.members]
-        await _run_all(member.start(ETCD_START_S_MAX) for member in self._members)
+        await run_all(member.start(ETCD_START_S_MAX) for member in self._members)
         print_status(f"etcd ready after {loop.time() - begun:.1f} s: {self.plan.etcd}")
         if self._protection is not None:
             self.client_files = await self._protection.create_first_user()
-        await _run_all(self._start_broker(broker, child) for broker, child in self._brokers.items())
-        await _run_until_first(self._formed(self.plan, self.client_files), self._until_one_ends())
+        await run_all(self._start_broker(broker, child) for broker, child in self._brokers.items())
+        await run_until_first(self._formed(self.plan, self.client_files), self._until_one_ends())
 
     async def _until_one_ends(self) -> None:
         """Raise `Unavailable` when a broker exits."""
@@ -107,33 +151,17 @@ class DevCluster:
                 task.cancel()
         ended = done.pop()
         broker = waiting[ended]
-        print_status(_last_log_lines(broker, self._brokers[broker]))
+        self._reports[broker].print_log_end(self._brokers[broker].last_lines())
         raise Unavailable(
             f"broker {broker.node_id} ended before the cluster was ready: {exit_reason(ended.result())}"
         )
 
-    async def _start_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
-        if not await self._start_child(broker, child):
-            print_status(_last_log_lines(broker, child))
-            if child.is_running:
+    async def _start_broker(self, broker: BrokerPlan, process: BrokerProcess) -> None:
+        if not await process.start(BROKER_START_S_MAX):
+            self._reports[broker].print_log_end(process.last_lines())
+            if process.is_running:
                 raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_START_S_MAX:g} s")
-            raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(await child.wait())}")
-
-    async def _start_child(self, broker: BrokerPlan, child: ChildProcess) -> bool:
-        """Start the process; returns whether it printed its ready line before it exited or the time was over."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        await child.start()
-        print_status(f"broker {broker.node_id} starting: pid {child.pid}, log {broker.log_path}")
-        while READY_LINE_PATTERN.search(child.output()) is None:
-            if not child.is_running or loop.time() - begun > BROKER_START_S_MAX:
-                return False
-            await asyncio.sleep(POLL_INTERVAL_S)
-        print_status(
-            f"broker {broker.node_id} ready after {loop.time() - begun:.1f} s: "
-            f"kafka={broker.kafka} http={broker.http}"
-        )
-        return True
+            raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(await process.wait())}")
 
     def ready_line(self) -> str:
         """Return the line with all addresses that is printed for programs when the cluster is ready."""
@@ -148,53 +176,30 @@ class DevCluster:
         """Restart or report each broker that exits. Returns when no broker is left, including those that the user
         started again.
         """
-        await _run_all(self._watch(broker, child) for broker, child in self._brokers.items())
+        await run_all(process.watch(BROKER_START_S_MAX) for process in self._brokers.values())
         while True:
             if not data_directories_in_use(self.plan.directory):
                 return
             await asyncio.sleep(IN_USE_POLL_INTERVAL_S)
 
-    async def _watch(self, broker: BrokerPlan, child: ChildProcess) -> None:
-        loop = asyncio.get_running_loop()
-        policy = RestartPolicy(enabled=self._restart_enabled)
-        while True:
-            code = await child.wait()
-            print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
-            if code:
-                print_status(_last_log_lines(broker, child))
-            log_failed = await asyncio.to_thread(child.has_printed, *LOG_FAILED_MARKERS)
-            decision = policy.on_exit(code, log_failed=log_failed, now_s=loop.time())
-            if isinstance(decision, StayDown):
-                break
-            print_status(f"broker {broker.node_id} restarts in {decision.delay_s:g} s")
-            await asyncio.sleep(decision.delay_s)
-            if broker.directory in data_directories_in_use(self.plan.directory):
-                decision = StayDown("another process uses its data directory")
-                break
-            await self._start_child(broker, child)
-        again = shlex.join(["mansio", *self.plan.arguments(broker)])
-        print_status(
-            f"broker {broker.node_id} is not restarted ({decision.reason}); start it again with: {again}"
-        )
-
     def kill(self) -> None:
         """Send SIGKILL to every broker."""
-        for child in self._brokers.values():
-            child.send_signal(signal.SIGKILL)
+        for process in self._brokers.values():
+            process.kill()
 
     async def stop(self) -> None:
         """Stop all brokers, then etcd."""
         running = [one for one in self._brokers.items() if one[1].is_running]
         if running:
             print_status(f"stopping {_count_text(len(running), 'broker')}")
-        await asyncio.gather(*(self._stop_broker(broker, child) for broker, child in running))
+        await asyncio.gather(*(self._stop_broker(broker, process) for broker, process in running))
         await asyncio.gather(*(member.stop(ETCD_STOP_S_MAX) for member in self._members))
 
-    async def _stop_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
-        code = await child.stop(BROKER_STOP_S_MAX)
+    async def _stop_broker(self, broker: BrokerPlan, process: BrokerProcess) -> None:
+        code = await process.stop(BROKER_STOP_S_MAX)
         if code:
             print_status(f"broker {broker.node_id} did not stop cleanly: {exit_reason(code)}")
-            print_status(_last_log_lines(broker, child))
+            self._reports[broker].print_log_end(process.last_lines())
 
 
 async def run_until_stopped(
@@ -232,7 +237,7 @@ async def run_until_stopped(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     try:
-        is_over = await _run_until_first(_run_cluster(cluster, protection), stop.wait())
+        is_over = await run_until_first(_run_cluster(cluster, protection), stop.wait())
     finally:
         await cluster.stop()
     if not is_over:
@@ -281,40 +286,6 @@ async def _wait_until_formed(plan: ClusterPlan, files: ClientFiles | None) -> No
         raise Unavailable(
             f"after {FORMED_S_MAX:g} s {seen} of {len(plan.brokers)} brokers have registered"
         ) from None
-
-
-async def _run_until_first(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
-    """Run both coroutines until the first one completes, and cancel the other one. Returns whether `work` has
-    completed; raises the error of the completed one.
-    """
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        return tasks[0] in done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines concurrently. The first error cancels the others, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _last_log_lines(broker: BrokerPlan, child: ChildProcess) -> str:
-    lines = child.tail(SHOWN_LOG_LINES) or ["(it wrote nothing)"]
-    return "\n".join([f"the end of {broker.log_path}:", *(f"    {line}" for line in lines)])
 
 
 def _count_text(count: int, noun: str) -> str:

@@ -9,9 +9,10 @@ import pytest
 
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
-from mansio.broker.features.holds.retention_holds import RetentionHolds
+from mansio.broker.features.holds.retention_holds import RetentionHolds, UnsupportedHolds
 from mansio.errors import StorageError
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
+from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
 if TYPE_CHECKING:
@@ -115,3 +116,16 @@ def test_what_holds_records_back_does_not_expire_like_other_offsets(groups: Grou
     assert groups.scheduler.run(groups.coordinator.offset_expiration.expire()) == 2
     assert groups.held() == {0: {("a", 5)}}
     assert Groups(groups.partitions).start().held() == {0: {("a", 5)}}
+
+
+def test_a_hold_in_a_cluster_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    holds = UnsupportedHolds()
+    held, plain = CommittedOffset(5, -1, MARK, 1), CommittedOffset(5, -1, "", 1)
+    with caplog.at_level("WARNING"):
+        holds.record_commit("g", "t", 0, held)
+        holds.record_commit(pipeline_group_id("q"), "t", 0, plain)
+        holds.record_commit(pipeline_group_id("q"), "t", 0, None)
+        assert caplog.messages == []
+        for partition in range(3):
+            holds.record_commit(pipeline_group_id("q"), "t", partition, held)
+    assert caplog.messages == ["retention_holds_without_effect"]

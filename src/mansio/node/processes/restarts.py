@@ -1,10 +1,10 @@
-"""Decision of `mansio dev-cluster` whether to restart a broker that exited. Accesses no process and no clock.
+"""Decision whether to restart a broker process that exited. Accesses no process and no clock.
 
 Invariants:
 * A broker that was stopped with SIGTERM or Ctrl-C is not restarted, because the user has stopped it.
 * A broker with a failed log (`log_failed`) is not restarted. After a failed fsync the page cache may hold records that
   are not on the disk, and a restarted broker would read them as if they were.
-* A broker is restarted at most `RESTARTS_MAX` times in any `RESTART_WINDOW_S`.
+* In a dev-cluster a broker is restarted at most `RESTARTS_MAX` times in any `RESTART_WINDOW_S`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class StayDown:
 
 
 class RestartPolicy:
-    """Decides on the restarts of one broker. With `enabled` false it is never restarted."""
+    """Decides on the restarts of one broker. With `enabled` false it is never restarted. `restarts_max`: None if their
+    number is not limited."""
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(self, *, enabled: bool = True, restarts_max: int | None = RESTARTS_MAX) -> None:
         self._enabled = enabled
-        self._restarts_s: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._restarts_max = restarts_max
+        self._restarts_s: deque[float] = deque()
         self._backoff = Backoff(RESTART_DELAY_MS_MIN, RESTART_DELAY_MS_MAX, jitter=0.0)
 
     def on_exit(self, code: int, *, log_failed: bool, now_s: float) -> RestartAfter | StayDown:
@@ -63,8 +65,8 @@ class RestartPolicy:
         restarts = self._restarts_s
         while restarts and restarts[0] <= now_s - RESTART_WINDOW_S:
             restarts.popleft()
-        if len(restarts) == RESTARTS_MAX:
-            return StayDown(f"it was restarted {RESTARTS_MAX} times within {RESTART_WINDOW_S:g} s")
+        if len(restarts) == self._restarts_max:
+            return StayDown(f"it was restarted {len(restarts)} times within {RESTART_WINDOW_S:g} s")
         delay_s = self._backoff.delay_seconds(len(restarts) + 1)
         restarts.append(now_s + delay_s)
         return RestartAfter(delay_s)

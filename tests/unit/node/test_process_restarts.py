@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cli.broker.dev_cluster.processes import LOG_FAILED_MARKERS
-from mansio.cli.broker.dev_cluster.restarts import (
+from mansio.logs import JsonFormatter, TextFormatter, fields
+from mansio.node.processes.broker_process import LOG_FAILED_MARKERS
+from mansio.node.processes.restarts import (
     FORCED_EXIT_CODE,
     RESTART_DELAY_MS_MAX,
     RESTART_WINDOW_S,
@@ -19,7 +20,6 @@ from mansio.cli.broker.dev_cluster.restarts import (
     RestartPolicy,
     StayDown,
 )
-from mansio.logs import JsonFormatter, TextFormatter, fields
 
 
 @given(st.lists(st.floats(0, 30), max_size=60))
