@@ -77,8 +77,6 @@ longer."""
 POLL_INTERVAL_S: Final = 0.05
 CLOSE_S_MAX: Final = 10.0
 """Time that a broker has for its stop beyond `shutdown_drain_ms`; then it is killed, and its next start recovers."""
-
-
 HANG_CHECK_SHARE: Final = 0.25
 """Pause between two checks of a broker's event loop, in parts of the time after which it counts as hung."""
 
@@ -208,9 +206,8 @@ class Supervisor:
     def _relay(self, node_id: int, line: bytes) -> None:
         """Write a line of a broker to standard error, unless it is the one that is for the supervisor."""
         if READY_LINE_PATTERN.match(line.decode(errors="replace")) is None:
-            with contextlib.suppress(
-                OSError
-            ):  # whoever reads the log has ended; as for the lines of a broker
+            # As for the lines of a broker: whoever reads the log may have ended.
+            with contextlib.suppress(OSError):
                 sys.stderr.buffer.write(labelled(line, node_id, is_json=self._is_json))
                 sys.stderr.buffer.flush()
 
