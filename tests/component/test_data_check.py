@@ -13,7 +13,7 @@ import pytest
 import mansio
 from mansio.broker.coordinator.share import share_coordinator
 from mansio.broker.maintenance.data_check import DataCheckReport, ProgressCallbacks, check_data_directory
-from mansio.broker.maintenance.data_dir_mode import write_moved_to
+from mansio.broker.maintenance.data_dir_mode import MovedTo, write_moved_to
 from mansio.cli.broker.data_check import damage_map
 from mansio.cli.main import main
 from mansio.errors import DataDirectoryLocked, StorageError
@@ -135,7 +135,7 @@ def test_running_broker_is_not_examined(tmp_path: Path) -> None:
 
 def test_a_directory_whose_metadata_was_moved_to_etcd_is_that_of_a_cluster(data: Path) -> None:
     """Topics of the cluster are in no SQLite file; other processes have directories below this one."""
-    write_moved_to(HostDisk(), str(data), "c1")
+    write_moved_to(HostDisk(), str(data), MovedTo("c1", 1))
     for name in ("processes.json", "supervisor.lock"):
         (data / name).write_text("{}")
     (data / "1").mkdir()
@@ -150,6 +150,11 @@ def test_a_directory_whose_metadata_was_moved_to_etcd_is_that_of_a_cluster(data:
     (data / "metadata.sqlite3").unlink()
     with pytest.raises(StorageError, match=f"several broker processes: check theirs, {data}/0"):
         diagnose(data)
+
+
+def test_a_broker_of_a_cluster_that_never_had_a_replica_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text('{"cluster_id": "c1", "node_id": 2}')
+    assert worst(diagnose(tmp_path)) == []
 
 
 def test_something_else_is_no_data_directory(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Mapping, Sequence
 
 LOG_BYTES_MAX: Final = 16 << 20
@@ -58,14 +59,14 @@ class LogFile:
         except FileNotFoundError:
             return ""
 
-    def contains(self, *texts: bytes) -> bool:
-        """Whether the output of the process since its last start contains one of `texts`. Blocks."""
+    def find(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Return the first match in a line of the process since its last start. Blocks."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(min(self._start, file.seek(0, os.SEEK_END)))
-                return any(text in line for line in file for text in texts)
+                return next(filter(None, map(pattern.search, file)), None)
         except FileNotFoundError:
-            return False
+            return None
 
     def trim(self) -> None:
         """If the file exceeds `LOG_BYTES_MAX`, move its last `LOG_BYTES_KEPT` to `<log>.1` and empty it.
@@ -93,11 +94,11 @@ class RelayedOutput:
     Of the lines since the last start, `text` has the last 64 KiB. A line longer than `READ_BYTES_MAX` comes in parts.
     """
 
-    def __init__(self, on_line: Callable[[bytes], object], watched: Sequence[bytes] = ()) -> None:
-        """`on_line` is called with each line, its end included. `watched`: the texts that `contains` knows of."""
+    def __init__(self, on_line: Callable[[bytes], object], watched: Sequence[re.Pattern[bytes]] = ()) -> None:
+        """`on_line` is called with each line, its end included. `watched`: the patterns that `find` knows of."""
         self._on_line = on_line
         self._watched = tuple(watched)
-        self._seen: set[bytes] = set()
+        self._found: dict[re.Pattern[bytes], re.Match[bytes]] = {}
         self._reader = -1
         self._begun = b""
         """The line of which the end has not arrived."""
@@ -107,7 +108,7 @@ class RelayedOutput:
     def open_writer(self) -> int:
         """Return a descriptor for the process that is about to start, which the caller closes. Raises `OSError`."""
         self._close()
-        self._seen.clear()
+        self._found.clear()
         self._kept.clear()
         self._kept_bytes = 0
         self._reader, writer = os.pipe()
@@ -119,10 +120,10 @@ class RelayedOutput:
         self._read_all()
         return (b"".join(self._kept) + self._begun).decode(errors="replace")
 
-    def contains(self, *texts: bytes) -> bool:
-        """Whether a line since the last start had one of `texts`, which are among those that are watched."""
+    def find(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Return the first match in a line since the last start, however long ago. The pattern is watched."""
         self._read_all()
-        return any(text in self._seen for text in texts)
+        return self._found.get(pattern)
 
     def _read_all(self) -> None:
         while self._read():
@@ -149,7 +150,9 @@ class RelayedOutput:
         return True
 
     def _add(self, line: bytes) -> None:
-        self._seen.update(text for text in self._watched if text in line)
+        for pattern in self._watched:
+            if pattern not in self._found and (match := pattern.search(line)) is not None:
+                self._found[pattern] = match
         self._kept.append(line)
         self._kept_bytes += len(line)
         while self._kept_bytes > TAIL_BYTES_MAX and len(self._kept) > 1:
@@ -244,11 +247,11 @@ class ChildProcess:
         """Return the last lines of the output of the process since its last start."""
         return self.output().splitlines()[-lines:]
 
-    async def has_printed(self, *texts: bytes) -> bool:
-        """Whether the output of the process since its last start contains one of `texts`."""
+    async def find(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Return the first match in a line that the process has written since its last start."""
         if isinstance(self._output, LogFile):
-            return await asyncio.to_thread(self._output.contains, *texts)
-        return self._output.contains(*texts)
+            return await asyncio.to_thread(self._output.find, pattern)
+        return self._output.find(pattern)
 
     def trim_log(self) -> None:
         """Keep the log file near `LOG_BYTES_MAX`."""

@@ -5,6 +5,7 @@ Invariant: an allocated port was free, and is below the range for outgoing conne
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from typing import TYPE_CHECKING, Final
@@ -68,6 +69,6 @@ def is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME, cluster_of
+from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME, cluster_of, read_moved_to
 from mansio.errors import ConfigError
 from mansio.logs import fields
 from mansio.metadata.etcd.lease import ThreadKeepAlive
@@ -50,7 +50,7 @@ async def open_cluster(
     config = etcd_config(settings)
     store = await EtcdStore.open(config, host_ports.random)
     stack.push_async_callback(store.close)
-    await check_cluster(host_ports.disk, settings.data_dir, settings.cluster_id, store)
+    await check_cluster(host_ports.disk, settings.data_dir, settings.node_id, settings.cluster_id, store)
     listener = settings.kafka_listeners.inter_broker
     state = await MetadataImage.load(
         store,
@@ -103,13 +103,18 @@ async def open_cluster(
     return store, state, cluster_member, connections
 
 
-async def check_cluster(disk: Disk, data_dir: str, wanted: str, store: MetadataStore) -> None:
-    """Raise `ConfigError` if the store has not the cluster of the data directory, before another one is created in it.
-    With its id as `wanted` (setting `cluster_id`) the cluster may be created again, unless the directory has never been
-    used in it."""
-    known = cluster_of(disk, data_dir)
-    if known is None or (known == wanted and disk.exists(f"{data_dir}/{CLUSTER_FILE_NAME}")):
+async def check_cluster(disk: Disk, data_dir: str, node_id: int, wanted: str, store: MetadataStore) -> None:
+    """Raise `ConfigError` if the store has not the cluster of the data directory, before another one is created in it,
+    or the directory was moved to the cluster as that of another broker than `node_id`. With its id as `wanted` (setting
+    `cluster_id`) the cluster may be created again, unless the directory has never been used in it."""
+    known, has_registered = cluster_of(disk, data_dir), disk.exists(f"{data_dir}/{CLUSTER_FILE_NAME}")
+    if known is None or (known == wanted and has_registered):
         return
+    moved_to = None if has_registered else read_moved_to(disk, data_dir)
+    if moved_to is not None and moved_to.node_id != node_id:
+        raise ConfigError(
+            f"node_id: {data_dir} is that of broker {moved_to.node_id}: start with --node-id {moved_to.node_id}"
+        )
     if await store.get(Keys(known).format) is None:
         raise ConfigError(
             f"etcd_endpoints: {data_dir} belongs to the cluster {known}, which is not in this etcd: name the etcd of "

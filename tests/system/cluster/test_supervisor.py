@@ -39,6 +39,7 @@ if os.path.exists(f"refuses-{number}"):
 if os.path.exists(f"log-fails-{number}"):
     print("2026-01-01T00:00:00.000Z ERROR log_failed topic=flights partition=0 reason=EIO", flush=True)
 print(f"mansio 0 ready kafka=127.0.0.1:{number} http=off data=x pid={os.getpid()}", flush=True)
+print(("x" * 60 + "\\n") * 1500, flush=True)  # more than is kept
 while True: time.sleep(1)
 """
 DRIVER = """\
@@ -57,6 +58,7 @@ settings = load_settings(
         "data_dir": os.path.abspath("node"),
         "etcd_endpoints": "http://127.0.0.1:1",
         "http_listener": "",
+        "default_replication_factor": "1",
         "supervisor_listener": f"127.0.0.1:{sys.argv[1]}",
     },
 )
@@ -77,8 +79,8 @@ class Supervised:
     def __init__(self, directory: Path) -> None:
         (directory / "broker.py").write_text(BROKER)
         (directory / "driver.py").write_text(DRIVER)
-        self.output = directory / "output"
         self.port = free_port()
+        self.output = directory / f"output-{self.port}"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "driver.py", str(self.port)],
@@ -121,9 +123,7 @@ def supervised(directory: Path) -> Iterator[Supervised]:
         one.process.kill()
         one.process.wait()
         for pid in left.values():
-            with suppress(
-                ProcessLookupError
-            ):  # some ignore the signal that they get at the end of their parent
+            with suppress(ProcessLookupError):  # some ignore the signal that the end of their parent sends
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -149,6 +149,10 @@ def test_a_broker_that_exits_is_restarted_and_one_whose_log_failed_is_not(tmp_pa
         one.wait_for("broker_process_restarts node=1 in_s=0.5")
         wait_until(lambda: one.brokers().get("1", before["1"]) != before["1"], 30, "broker 1 is back")
         assert one.brokers()["2"] == before["2"]
+        os.kill(one.health()["processes"]["2"]["pid"], signal.SIGTERM)
+        wait_until(
+            lambda: one.brokers().get("2", before["2"]) != before["2"], 30, "so is one that was stopped"
+        )
         (tmp_path / "log-fails-1").touch()
         os.kill(one.brokers()["1"], signal.SIGKILL)
         wait_until(lambda: "[1] 2026-01-01T00:00:00.000Z ERROR log_failed" in one.text(), 30, "its log fails")

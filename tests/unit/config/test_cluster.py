@@ -124,6 +124,7 @@ def test_cluster_document_names_only_existing_settings_and_flags() -> None:
         "log_failed",
         "metadata_image_failed",
         "repair_failed",
+        "too_few_hosts",
         "view_not_loaded",
     }
     metrics = {name for name in settings if name.startswith("mansio_")}  # see test_process_monitoring.py

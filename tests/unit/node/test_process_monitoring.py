@@ -59,6 +59,8 @@ def test_each_sample_has_its_process_and_each_metric_its_description_once() -> N
 class Process:
     """A broker that answers with what it was given; without an answer it does not run."""
 
+    pid = 7
+
     def __init__(self, answers: dict[str, bytes] | None) -> None:
         self._answers = answers
         self.is_running = answers is not None
@@ -86,6 +88,7 @@ def test_all_are_ready_if_each_is(second: dict[str, bytes] | None, status: int, 
     body = json.loads(found.body)
     assert (found.status, body["ready"], body["degraded"]) == (status, status == 200, degraded)
     assert body["processes"]["1"]["ready"]
+    assert body["processes"]["1"]["pid"] == 7
     if second is None:
         assert body["processes"]["2"]["reasons"] == [{"reason": "not_running", "detail": "it does not run"}]
     assert asyncio.run(asgi_get(app, "/health/live")).status == 200

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode, write_moved_to
+from mansio.broker.maintenance.data_dir_mode import MovedTo, check_data_dir_mode, write_moved_to
 from mansio.config.settings import Origin, Settings
 from mansio.config.sources import load_settings
 from mansio.errors import ConfigError
 from mansio.host import free_ports
 from mansio.host.disk import HostDisk
-from mansio.node.processes.plan import NodePlan, plan_node, read_layout, without_leaving, write_layout
+from mansio.node.processes.plan import Layout, NodePlan, plan_node, read_layout, without_leaving, write_layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ def test_the_directory_of_a_single_node_is_that_of_the_first_process(tmp_path: P
     check_data_dir_mode(DISK, str(tmp_path), clustered=False)  # it is not moved yet
     with pytest.raises(ConfigError, match="cannot join a cluster"):
         check_data_dir_mode(DISK, str(tmp_path), clustered=True)
-    write_moved_to(DISK, str(tmp_path), "c1")
+    write_moved_to(DISK, str(tmp_path), MovedTo("c1", 1))
     again = planned(tmp_path, 2)
     assert not again.imports, "there is no second import"
     assert again.processes[0].directory == str(tmp_path)
@@ -151,6 +151,15 @@ def test_ports_that_two_processes_would_need_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         planned(tmp_path, 3, **settings)
+
+
+def test_a_listener_at_a_port_of_the_etcd_that_the_node_has_is_refused(tmp_path: Path) -> None:
+    write_layout(DISK, str(tmp_path), Layout(("0", "1"), 1, (9300, 9094)))
+    assert len(planned(tmp_path, 2).processes) == 2
+    with pytest.raises(
+        ConfigError, match="port 9094, which 3 processes need for the listeners, is that of etcd"
+    ):
+        planned(tmp_path, 3)
 
 
 def test_an_address_of_another_interface_is_not_that_of_the_supervisor(tmp_path: Path) -> None:

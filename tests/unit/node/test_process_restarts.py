@@ -1,4 +1,4 @@
-"""`RestartPolicy`: which brokers a dev-cluster restarts, and how often."""
+"""`RestartPolicy`: which brokers are restarted, and how often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.logs import JsonFormatter, TextFormatter, fields
-from mansio.node.processes.broker_process import LOG_FAILED_MARKERS
+from mansio.node.processes.broker_process import LOG_FAILED_PATTERN
 from mansio.node.processes.restarts import (
     FORCED_EXIT_CODE,
     RESTART_DELAY_MS_MAX,
@@ -53,6 +53,13 @@ def test_broker_that_was_stopped_stays_down(code: int) -> None:
     assert RestartPolicy().on_exit(code, log_failed=False, now_s=0) == StayDown("it was stopped")
 
 
+@pytest.mark.parametrize("code", [0, FORCED_EXIT_CODE, -signal.SIGTERM])
+def test_broker_that_was_stopped_is_restarted_where_the_policy_has_it(code: int) -> None:
+    policy = RestartPolicy(restarts_max=None, restarts_stopped=True)
+    assert policy.on_exit(code, log_failed=False, now_s=0) == RestartAfter(0.5)
+    assert isinstance(policy.on_exit(code, log_failed=True, now_s=1), StayDown)
+
+
 def test_broker_whose_log_failed_stays_down() -> None:
     decision = RestartPolicy().on_exit(-signal.SIGKILL, log_failed=True, now_s=0)
     assert isinstance(decision, StayDown)
@@ -71,4 +78,4 @@ def test_failed_log_is_recognised_in_both_formats_of_log_lines(formatter: loggin
     for name, value in fields(directory="d").items():
         setattr(record, name, value)
     line = formatter.format(record).encode()
-    assert any(text in line for text in LOG_FAILED_MARKERS), line
+    assert LOG_FAILED_PATTERN.search(line), line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.maintenance.data_dir_mode import cluster_of, write_moved_to
+from mansio.broker.maintenance.data_dir_mode import MovedTo, cluster_of, write_moved_to
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
@@ -108,12 +108,57 @@ def test_a_taken_port_of_etcd_is_waited_for_as_long_as_brokers_may_stop_and_has_
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("without_etcd")
+def test_a_taken_port_of_a_broker_is_refused_before_the_metadata_of_a_single_node_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "EARLIER_PROCESSES_S_MIN", 0.0)
+    monkeypatch.setattr(supervisor_module, "CLOSE_S_MAX", 0.0)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            listeners = f"127.0.0.1:{port - 1}"
+            await refused(tmp_path, r"127.0.0.1:\d+ is in use .*: use --kafka", listeners=listeners)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("factor", "warned"), [(2, True), (1, False)])
+def test_fewer_hosts_than_default_replicas_are_a_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    factor: int,
+    warned: bool,
+) -> None:
+    async def main() -> None:
+        async with sqlite_store() as store:
+            monkeypatch.setattr(EtcdStore, "open", opens(store))
+            await find_or_create_cluster(store, "c1", HostRandom())
+            named = {"etcd_endpoints": "http://127.0.0.1:1", "listeners": "127.0.0.1:0"}
+            supervisor = supervisor_of(tmp_path, default_replication_factor=factor, **named)
+            await supervisor.warn_about_hosts()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert ("too_few_hosts" in caplog.messages) == warned
+
+
+def opens(store: Any) -> Callable[..., Any]:
+    async def open_store(*_arguments: object) -> Any:
+        return store
+
+    return open_store
+
+
 async def refuses_store(directory: Path, wanted: str = "") -> None:
     """The directory is refused with an etcd that has no cluster, and with one that has another."""
     async with sqlite_store() as other:
         for _ in range(2):
             with pytest.raises(ConfigError, match="belongs to the cluster c1, which is not in this etcd"):
-                await check_cluster(DISK, str(directory), wanted, other)
+                await check_cluster(DISK, str(directory), 1, wanted, other)
             if not metadata_store.cluster_ids(await other.list(KEY_ROOT)):
                 await find_or_create_cluster(other, "c2", HostRandom())
 
@@ -122,19 +167,20 @@ def test_a_directory_is_not_used_with_an_etcd_without_its_cluster(tmp_path: Path
     async def main() -> None:
         async with sqlite_store() as own:
             await find_or_create_cluster(own, "c1", HostRandom())
-            await check_cluster(DISK, str(tmp_path), "", own)
-            write_moved_to(DISK, str(tmp_path), "c1")
+            await check_cluster(DISK, str(tmp_path), 1, "", own)
+            write_moved_to(DISK, str(tmp_path), MovedTo("c1", 1))
             assert cluster_of(DISK, str(tmp_path)) == "c1"
-            await check_cluster(DISK, str(tmp_path), "", own)
+            await check_cluster(DISK, str(tmp_path), 1, "", own)
             await refuses_store(tmp_path)
             await refuses_store(tmp_path, "c1")
+            with pytest.raises(ConfigError, match="is that of broker 1: start with --node-id 1"):
+                await check_cluster(DISK, str(tmp_path), 2, "", own)
             (tmp_path / "broker.json").write_text('{"cluster_id": "c1", "node_id": 1}')
-            await check_cluster(DISK, str(tmp_path), "", own)
+            await check_cluster(DISK, str(tmp_path), 1, "", own)
             await refuses_store(tmp_path)
             async with sqlite_store() as empty:
-                await check_cluster(
-                    DISK, str(tmp_path), "c1", empty
-                )  # it may be created again if it is named
+                # It may be created again if it is named.
+                await check_cluster(DISK, str(tmp_path), 1, "c1", empty)
 
     asyncio.run(main())
 
@@ -152,12 +198,6 @@ def test_a_supervisor_checks_all_directories_before_a_broker_creates_a_cluster(
             named = {"etcd_endpoints": "http://127.0.0.1:1", "listeners": "127.0.0.1:0"}
             await refused(tmp_path, "belongs to the cluster c1", **named)
             assert not (tmp_path / "processes.json").exists()
-
-    def opens(store: Any) -> Callable[..., Any]:
-        async def open_store(*_arguments: object) -> Any:
-            return store
-
-        return open_store
 
     asyncio.run(main())
 

@@ -160,7 +160,8 @@ def check_data_directory(
     format.
     """
     data_dir = data_dir.rstrip("/") or "/"
-    if not disk.exists(f"{data_dir}/{METADATA_FILE_NAME}") and not disk.exists(f"{data_dir}/topics"):
+    used = (METADATA_FILE_NAME, CLUSTER_FILE_NAME, "topics")
+    if not any(disk.exists(f"{data_dir}/{name}") for name in used):
         if disk.exists(f"{data_dir}/{PROCESSES_FILE_NAME}"):
             raise StorageError(
                 f"{data_dir} is the directory of several broker processes: check theirs, {data_dir}/0 and so on"

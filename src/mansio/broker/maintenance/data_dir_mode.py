@@ -7,7 +7,7 @@ a broker would start without its topics, and clients would create them again.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import ConfigError
 from mansio.host.atomic_file import write_file_atomically
@@ -26,6 +26,13 @@ MOVED_FILE_NAME: Final = "moved.json"
 the cluster."""
 
 
+class MovedTo(NamedTuple):
+    """Where the metadata of a single node was moved: the id of the cluster, and the node id of the broker in it."""
+
+    cluster_id: str
+    node_id: int
+
+
 def check_data_dir_mode(disk: Disk, data_dir: str, *, clustered: bool) -> None:
     """Raise `ConfigError` if the data directory was created in the other mode. `clustered`: the mode of this start."""
     has_metadata = disk.exists(f"{data_dir}/{SINGLE_NODE_FILE_NAME}")
@@ -38,7 +45,7 @@ def check_data_dir_mode(disk: Disk, data_dir: str, *, clustered: bool) -> None:
             )
         return
     if moved_to is not None:
-        raise moved_error(data_dir, moved_to)
+        raise moved_error(data_dir, moved_to.cluster_id)
     if not has_metadata and disk.exists(f"{data_dir}/{PROCESSES_FILE_NAME}"):
         raise ConfigError(
             f"data_dir: {data_dir} belongs to several broker processes: start them with --processes, or use another "
@@ -59,16 +66,15 @@ def moved_error(data_dir: str, cluster_id: str) -> ConfigError:
     )
 
 
-def read_moved_to(disk: Disk, data_dir: str) -> str | None:
-    """Return the id of the cluster to which the metadata of a single node was moved; None if it was not. Raises
-    `ConfigError` if the file that has it is damaged."""
+def read_moved_to(disk: Disk, data_dir: str) -> MovedTo | None:
+    """Return where the metadata of a single node was moved; None if it was not. Raises `ConfigError` if the file that
+    has it is damaged."""
     path = f"{data_dir}/{MOVED_FILE_NAME}"
-    return _cluster_id_in(disk, path) if disk.exists(path) else None
-
-
-def _cluster_id_in(disk: Disk, path: str) -> str:
+    if not disk.exists(path):
+        return None
     try:
-        return str(json.loads(disk.read_file(path))["cluster_id"])
+        found = json.loads(disk.read_file(path))
+        return MovedTo(str(found["cluster_id"]), int(found["node_id"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged") from error
 
@@ -78,12 +84,16 @@ def cluster_of(disk: Disk, data_dir: str) -> str | None:
     the file that has it is damaged."""
     path = f"{data_dir}/{CLUSTER_FILE_NAME}"
     if not disk.exists(path):
-        return read_moved_to(disk, data_dir)
-    return _cluster_id_in(disk, path)
+        moved_to = read_moved_to(disk, data_dir)
+        return None if moved_to is None else moved_to.cluster_id
+    try:
+        return str(json.loads(disk.read_file(path))["cluster_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged") from error
 
 
-def write_moved_to(disk: Disk, data_dir: str, cluster_id: str) -> None:
-    """Record, durably, that the metadata of a single node was moved to a cluster. Raises `OSError`."""
+def write_moved_to(disk: Disk, data_dir: str, moved_to: MovedTo) -> None:
+    """Record, durably, where the metadata of a single node was moved. Raises `OSError`."""
     write_file_atomically(
-        disk, f"{data_dir}/{MOVED_FILE_NAME}", json.dumps({"cluster_id": cluster_id}).encode() + b"\n"
+        disk, f"{data_dir}/{MOVED_FILE_NAME}", json.dumps(moved_to._asdict()).encode() + b"\n"
     )

@@ -99,7 +99,7 @@ def _handle_signals(
     supervisor: Supervisor, settings: Settings, stop: asyncio.Event, impatient: asyncio.Event
 ) -> None:
     """Stop on SIGTERM and SIGINT, kill the brokers on the second one. SIGHUP lets brokers with certificates read them
-    again; without certificates, or if the end of the terminal sends it, it stops."""
+    again; without certificates, or if the end of the terminal sends it, it stops, unless it is ignored (nohup)."""
     import asyncio
 
     def on_signal() -> None:
@@ -120,7 +120,8 @@ def _handle_signals(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    if has_certificates or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
 
 def _print_ready(supervisor: Supervisor) -> None:

@@ -136,7 +136,7 @@ class EtcdMember:
             make_private_directory(self.plan.data_directory)
         except OSError as error:
             raise ConfigError(
-                f"etcd_join: cannot use {error.filename or self.plan.directory}: {error.strerror}"
+                f"cannot use {error.filename or self.plan.directory}: {error.strerror}"
             ) from error
         for port in (self.plan.own_address.peer_port, self.plan.own_address.client_port):
             _check_port_free(self.plan.listen_host, port)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S: Final = 0.02
 SHOWN_LOG_LINES: Final = 15
-LOG_FAILED_MARKERS: Final = (b" ERROR log_failed ", b'"event": "log_failed"')
+LOG_FAILED_PATTERN: Final = re.compile(rb' ERROR log_failed |"event": "log_failed"')
 """The event `log_failed` in a broker's log lines, in the text format and in JSON."""
-READY_LINE_PATTERN: Final = re.compile(r"^mansio \S+ ready (kafka=\S+ .*)$", re.MULTILINE)
+READY_LINE_PATTERN: Final = re.compile(rb"^mansio \S+ ready (kafka=\S+ .*)$")
 
 
 class ProcessReports(Protocol):
@@ -90,11 +90,12 @@ class BrokerProcess:
         self.addresses = {}
         await self._start_child(self._child)
         self._reports.starting(self.pid)
-        while (found := READY_LINE_PATTERN.search(self._child.output())) is None:
+        while (found := await self._child.find(READY_LINE_PATTERN)) is None:
             if not self.is_running or (within_s is not None and loop.time() - begun > within_s):
                 return False
             await asyncio.sleep(POLL_INTERVAL_S)
-        self.addresses = dict(word.split("=", 1) for word in found[1].split() if "=" in word)
+        words = found[1].decode(errors="replace").split()
+        self.addresses = dict(word.split("=", 1) for word in words if "=" in word)
         self._reports.ready(loop.time() - begun)
         return True
 
@@ -105,7 +106,7 @@ class BrokerProcess:
         while True:
             code = await self._child.wait()
             self._reports.ended(self.pid, code, self.last_lines() if code else [])
-            log_failed = await self._child.has_printed(*LOG_FAILED_MARKERS)
+            log_failed = await self._child.find(LOG_FAILED_PATTERN) is not None
             decision = policy.on_exit(code, log_failed=log_failed, now_s=loop.time())
             if not isinstance(decision, StayDown):
                 self._reports.restarting(decision.delay_s)

@@ -3,8 +3,10 @@
 `/health/live`: 200 whenever the supervisor can respond. `/health/ready`: 200 if all brokers are ready; the body has
 what each of them reports, by node id:
 
-    {"ready": false, "degraded": true, "processes": {"1": {"ready": true, ...}, "2": {"ready": false, "degraded": false,
-     "reasons": [{"reason": "not_running", "detail": "it does not run"}], "warnings": []}}}
+    {"ready": false, "degraded": true, "processes": {
+      "1": {"pid": 4711, "ready": true, ...},
+      "2": {"pid": 4712, "ready": false, "degraded": false, "warnings": [],
+            "reasons": [{"reason": "not_running", "detail": "it does not run"}]}}}
 
 `/metrics` has the metrics of all brokers, each with the label `process`, and those of the supervisor.
 """
@@ -39,6 +41,10 @@ class MonitoredProcess(Protocol):
 
     @property
     def is_running(self) -> bool: ...
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last start; 0 if there was none."""
 
     @property
     def restarts(self) -> int: ...
@@ -92,8 +98,8 @@ async def _health(process: MonitoredProcess) -> dict[str, Any]:
         body: dict[str, Any] = json.loads((await process.get("/health/ready", HEALTH_S_MAX)).body)
     except (Unavailable, ValueError) as error:
         reason = {"reason": "not_running", "detail": str(error)}
-        return {"ready": False, "degraded": False, "reasons": [reason], "warnings": []}
-    return {"ready": False, "degraded": False, **body}
+        body = {"reasons": [reason], "warnings": []}
+    return {"pid": process.pid, "ready": False, "degraded": False, **body}
 
 
 async def _metrics(process: MonitoredProcess) -> str:

@@ -43,6 +43,8 @@ MEMBER_HOST: Final = "127.0.0.1"
 OWN_DIRECTORY: Final = "."
 """Name of the node's own directory in a layout."""
 PORT_MAX: Final = 65_535
+PROCESSES_ROOM: Final = 64
+"""Number of processes for whose ports there is room when the etcd member gets its own."""
 SHARED_LISTENERS: Final = ("http_listener", "grpc_listener", "sqs_listener")
 
 
@@ -97,7 +99,7 @@ def plan_node(disk: Disk, settings: Settings, count: int) -> NodePlan:
         directories = known.directories
     directories += tuple(str(number) for number in range(len(directories), count))
     ports = PortAllocator(MEMBER_HOST, "stop that process")
-    ports.exclude(_own_ports(settings, count))
+    ports.exclude(_own_ports(settings, max(count, PROCESSES_ROOM)))
     member_ports = None
     if not settings.clustered:
         member_ports = None if known is None else known.member_ports
@@ -111,6 +113,8 @@ def plan_node(disk: Disk, settings: Settings, count: int) -> NodePlan:
         member = MemberPlan(address, (address,), f"{directory}/etcd", MEMBER_HOST)
     shared = _shared_values(settings, member, ports)
     _check_ports(settings, count)
+    if member_ports is not None:
+        _check_member_ports(settings, count, member_ports)
     processes = tuple(
         ProcessPlan(
             first_node_id + number,
@@ -133,9 +137,10 @@ def directory_of(node_directory: str, name: str) -> str:
 def _check_directory(disk: Disk, directory: str, known: Layout | None) -> None:
     if known is not None:
         return
-    if (cluster_id := read_moved_to(disk, directory)) is not None:
+    if (moved_to := read_moved_to(disk, directory)) is not None:
         raise ConfigError(
-            f"data_dir: {directory} was moved to the cluster {cluster_id}, and {PROCESSES_FILE_NAME} is missing"
+            f"data_dir: {directory} was moved to the cluster {moved_to.cluster_id}, and {PROCESSES_FILE_NAME} "
+            "is missing"
         )
     if disk.exists(f"{directory}/{CLUSTER_FILE_NAME}"):
         raise ConfigError(
@@ -271,6 +276,16 @@ def _check_ports(settings: Settings, count: int) -> None:
         if text and _is_same_address(parse_address(name, text), supervisor):
             raise ConfigError(
                 f"supervisor_listener: {supervisor} is the address of {name}, too: choose another one"
+            )
+
+
+def _check_member_ports(settings: Settings, count: int, member_ports: tuple[int, int]) -> None:
+    """Raise `ConfigError` if a listener needs a port of the etcd member, which keeps its ports."""
+    for port in member_ports:
+        if port in _own_ports(settings, count):
+            raise ConfigError(
+                f"listeners: port {port}, which {count} processes need for the listeners, is that of etcd in "
+                f"{settings.data_dir}: choose other ones"
             )
 
 

@@ -1,7 +1,7 @@
 """Decision whether to restart a broker process that exited. Accesses no process and no clock.
 
 Invariants:
-* A broker that was stopped with SIGTERM or Ctrl-C is not restarted, because the user has stopped it.
+* In a dev-cluster a broker that was stopped with SIGTERM or Ctrl-C is not restarted, because the user has stopped it.
 * A broker with a failed log (`log_failed`) is not restarted. After a failed fsync the page cache may hold records that
   are not on the disk, and a restarted broker would read them as if they were.
 * In a dev-cluster a broker is restarted at most `RESTARTS_MAX` times in any `RESTART_WINDOW_S`.
@@ -42,11 +42,18 @@ class StayDown:
 
 class RestartPolicy:
     """Decides on the restarts of one broker. With `enabled` false it is never restarted. `restarts_max`: None if their
-    number is not limited."""
+    number is not limited. `restarts_stopped`: whether a broker that was stopped is restarted, too."""
 
-    def __init__(self, *, enabled: bool = True, restarts_max: int | None = RESTARTS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        restarts_max: int | None = RESTARTS_MAX,
+        restarts_stopped: bool = False,
+    ) -> None:
         self._enabled = enabled
         self._restarts_max = restarts_max
+        self._restarts_stopped = restarts_stopped
         self._restarts_s: deque[float] = deque()
         self._backoff = Backoff(RESTART_DELAY_MS_MIN, RESTART_DELAY_MS_MAX, jitter=0.0)
 
@@ -56,7 +63,8 @@ class RestartPolicy:
         """
         if not self._enabled:
             return StayDown("--no-restart")
-        if code in (0, FORCED_EXIT_CODE) or -code in STOP_SIGNALS:
+        is_stopped = code in (0, FORCED_EXIT_CODE) or -code in STOP_SIGNALS
+        if is_stopped and not self._restarts_stopped:
             return StayDown("it was stopped")
         if log_failed:
             return StayDown(

@@ -26,10 +26,12 @@ from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
 from mansio.broker.maintenance.data_dir_mode import (
     SINGLE_NODE_FILE_NAME,
     SUPERVISOR_LOCK_FILE,
+    MovedTo,
     cluster_of,
     write_moved_to,
 )
 from mansio.config.addresses import Address
+from mansio.config.listeners import parse_listeners
 from mansio.config.settings import Origin
 from mansio.errors import ConfigError, DataDirectoryLocked, Unavailable
 from mansio.host.asyncio_loop import AsyncioScheduler
@@ -50,7 +52,7 @@ from mansio.node.etcd_member.executable import find_program
 from mansio.node.etcd_member.member import EtcdMember
 from mansio.node.etcd_settings import create_own_member, etcd_config
 from mansio.node.processes.broker_process import (
-    LOG_FAILED_MARKERS,
+    LOG_FAILED_PATTERN,
     READY_LINE_PATTERN,
     BrokerProcess,
     run_all,
@@ -90,17 +92,21 @@ class SupervisedBroker:
         """`on_line`: gets the lines that the process writes, with its node id."""
         self.plan = plan
         self._channel: SupervisorEnd | None = None
-        output = RelayedOutput(partial(on_line, plan.node_id), LOG_FAILED_MARKERS)
+        output = RelayedOutput(partial(on_line, plan.node_id), [READY_LINE_PATTERN, LOG_FAILED_PATTERN])
         self.process = BrokerProcess(
             ChildProcess(command, output),
             LoggedReports(plan.node_id),
-            partial(RestartPolicy, restarts_max=None),
+            partial(RestartPolicy, restarts_max=None, restarts_stopped=True),
             start_child=self._start_child,
         )
 
     @property
     def is_running(self) -> bool:
         return self.process.is_running
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def restarts(self) -> int:
@@ -205,7 +211,7 @@ class Supervisor:
 
     def _relay(self, node_id: int, line: bytes) -> None:
         """Write a line of a broker to standard error, unless it is the one that is for the supervisor."""
-        if READY_LINE_PATTERN.match(line.decode(errors="replace")) is None:
+        if READY_LINE_PATTERN.match(line) is None:
             # As for the lines of a broker: whoever reads the log may have ended.
             with contextlib.suppress(OSError):
                 sys.stderr.buffer.write(labelled(line, node_id, is_json=self._is_json))
@@ -236,10 +242,11 @@ class Supervisor:
             await self._check_drained(plan.leaving)
         write_layout(disk, plan.directory, without_leaving(plan))
         if cluster_id is not None:
-            write_moved_to(disk, plan.directory, cluster_id)
+            write_moved_to(disk, plan.directory, MovedTo(cluster_id, plan.layout.first_node_id))
         for each in plan.processes:
             disk.make_directory(each.directory)
         await run_all(each.start() for each in self.brokers.values())
+        await self.warn_about_hosts()
 
     async def _create_member(self) -> EtcdMember | None:
         if self.plan.member is not None:
@@ -297,6 +304,8 @@ class Supervisor:
         for each in self.plan.processes:
             if is_locked(self._disk, f"{each.directory}/{LOCK_FILE}"):
                 return f"data directory {each.directory} is in use by another broker: use --data"
+            if (taken := taken_kafka_port(each)) is not None:
+                return taken
         if (taken := taken_port(self._broker_settings)) is not None:
             return taken
         if member is not None:
@@ -348,14 +357,34 @@ class Supervisor:
     async def _check_cluster(self) -> None:
         """Raise `ConfigError` if a directory belongs to a cluster that is not in etcd, before a broker with a new
         directory creates another one."""
-        plan, disk = self.plan, self._disk
-        directories = [directory_of(plan.directory, name) for name in plan.layout.directories]
-        known = [each for each in directories if cluster_of(disk, each) is not None]
-        if not known:
+        layout, disk = self.plan.layout, self._disk
+        directories = [directory_of(self.plan.directory, name) for name in layout.directories]
+        if not any(cluster_of(disk, each) for each in directories):
             return
         async with self._cluster_store() as store:
-            for directory in known:
-                await check_cluster(disk, directory, self._settings.cluster_id, store)
+            for node_id, directory in enumerate(directories, layout.first_node_id):
+                try:
+                    await check_cluster(disk, directory, node_id, self._settings.cluster_id, store)
+                except ConfigError as error:
+                    if self.plan.member is None:
+                        raise
+                    place = self.plan.member.data_directory
+                    raise ConfigError(f"{error.message} (the data of that etcd was in {place})") from error
+
+    async def warn_about_hosts(self) -> None:
+        """Log a warning if there are too few hosts for the default replication factor."""
+        wanted = self._broker_settings.default_replication_factor
+        if wanted == 1:
+            return
+        async with self._cluster_store() as store:
+            state = await MetadataImage.load(store, self._settings.cluster_id, HostRandom())
+        hosts = {state.host_of(node_id) for node_id in state.brokers}
+        if len(hosts) < wanted:
+            reason = (
+                "topics without a replication factor of their own cannot be created, internal ones neither"
+            )
+            known = fields(hosts=len(hosts), default_replication_factor=wanted, reason=reason)
+            logger.warning("too_few_hosts", extra=known)
 
     async def _check_drained(self, leaving: Sequence[int]) -> None:
         """Raise `ConfigError` if a broker that is not started any more has replicas."""
@@ -394,7 +423,8 @@ class Supervisor:
     async def stop(self) -> int:
         """Stop all brokers, then etcd. Returns the exit code: 1 if a broker did not stop cleanly."""
         running = [each for each in self.brokers.values() if each.is_running]
-        logger.info("broker_processes_stopping", extra=fields(running=len(running)))
+        if running:
+            logger.info("broker_processes_stopping", extra=fields(running=len(running)))
         codes = await asyncio.gather(*(each.process.stop(self._stop_s) for each in running))
         for each, code in zip(running, codes, strict=True):
             if code:
@@ -431,6 +461,14 @@ def taken_port(settings: Settings) -> str | None:
     ):
         if address is not None and not is_free(address.host, address.port):
             return f"{port_in_use_message(address.host, address.port)}: use {flag} for another port"
+    return None
+
+
+def taken_kafka_port(plan: ProcessPlan) -> str | None:
+    """Return which process listens on a port that the broker needs for the Kafka protocol; None if none does."""
+    for address in parse_listeners("listeners", plan.changes["listeners"]).values():
+        if address.port and not is_free(*address):
+            return f"{port_in_use_message(*address)}: use --kafka for other ports"
     return None
 
 
