@@ -157,6 +157,8 @@ class Side:
         }
         self.model = {}
         for o, change in ((o, at_offset(each, o)) for o, each in expand(state.changes).items()):
+            if change.state == AVAILABLE and not self.has(o):
+                continue  # it was passed, which a lost update did not store
             record = Record(change.state, change.deliveries, change.uncounted_deliveries)
             self.model[o] = record
             if change.state == ACQUIRED:
@@ -985,3 +987,15 @@ class ShareModel(RuleBasedStateMachine):
 
 ShareModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
 TestShareModel = ShareModel.TestCase
+
+
+def test_offsets_of_other_share_partitions_that_a_lost_update_passed_count_no_delivery() -> None:
+    model = ShareModel()
+    model.begin(end=7, only_high=(False, False, False, False, True), limits=((2, 0.0, 1), (2, 0.0, 1)))
+    model.be_overtaken(index=4, member="a", most=4)
+    model.state_lost(index=4, lost=0, really=True)
+    model.agrees()
+    passed = [o for o in range(model.log_end) if not is_high(o)]
+    stored = expand(model.sides[4].store.fold().changes)
+    assert passed == [3, 4, 5]
+    assert not stored.keys() & set(passed)
