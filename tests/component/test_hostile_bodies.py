@@ -14,6 +14,7 @@ import re
 import socket
 import struct
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -392,8 +393,8 @@ def test_the_line_of_a_stall_names_the_request_and_its_peer(caplog: pytest.LogCa
             await asyncio.sleep(0)
             time.sleep(busy_s)  # noqa: ASYNC251 - it holds the loop
 
-        await holds.measured(request(0.02), "http", lambda: ("GET /quick", "192.0.2.1:1"))
-        await holds.measured(request(1.0), "grpc", lambda: ("Publish", "192.0.2.7:41000"))
+        await holds.measured(partial(request, 0.02), "http", lambda: ("GET /quick", "192.0.2.1:1"))
+        await holds.measured(partial(request, 1.0), "grpc", lambda: ("Publish", "192.0.2.7:41000"))
         while not watch.stalls_total:  # noqa: ASYNC110 - a heartbeat counts it
             await asyncio.sleep(0.01)
         watch.stop()
@@ -446,13 +447,17 @@ def test_a_measured_coroutine_returns_raises_and_is_cancelled_as_without(broker:
         def label() -> tuple[str, str]:
             return "r", "p"
 
-        assert await holds.measured(work("return"), "x", label) == "return"
+        assert await holds.measured(partial(work, "return"), "x", label) == "return"
         with pytest.raises(KeyError):
-            await holds.measured(work("raise"), "x", label)
-        task = asyncio.ensure_future(holds.measured(work("wait"), "x", label))
+            await holds.measured(partial(work, "raise"), "x", label)
+        task = asyncio.ensure_future(holds.measured(partial(work, "wait"), "x", label))
         await asyncio.sleep(0.001)
         task.cancel()
         assert await task == "ended"
         assert seen == ["cancelled"]
+        unstarted = asyncio.ensure_future(holds.measured(partial(work, "wait"), "x", label))
+        unstarted.cancel()  # before its first step: no coroutine is left over, which Python would report
+        with pytest.raises(asyncio.CancelledError):
+            await unstarted
 
     asyncio.run(run())

@@ -7,6 +7,7 @@ Bounds: `MESSAGE_BYTES_MAX` per message, `CALLS_MAX` calls, of them `STREAMS_PER
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -136,7 +137,9 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
 
         async def receive(requests: Any, context: Any) -> None:
             try:
-                await holds.measured(call(requests, context), "grpc", lambda: (method.name, context.peer()))
+                await holds.measured(
+                    partial(call, requests, context), "grpc", lambda: (method.name, context.peer())
+                )
             except (MansioError, ValueError, OverflowError) as error:
                 end_call(context, error)
 
@@ -160,7 +163,7 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
     async def unary(data: bytes, context: Any) -> Any:
         try:
             return await holds.measured(
-                parsed_call(data, context), "grpc", lambda: (method.name, context.peer())
+                partial(parsed_call, data, context), "grpc", lambda: (method.name, context.peer())
             )
         except (MansioError, ValueError, OverflowError, TimeoutError) as error:
             end_call(context, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.grpc import mansio_pb2 as pb
@@ -81,7 +82,7 @@ class MansioService:
     async def PublishStream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
             yield await self._services.statistics.holds.measured(
-                self.Publish(request, context), "grpc", lambda: ("PublishStream", context.peer())
+                partial(self.Publish, request, context), "grpc", lambda: ("PublishStream", context.peer())
             )
 
     async def Fetch(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -126,7 +126,9 @@ class SqsEndpoint:
             self._actions.close()
 
     async def _measured(self, request: Request) -> Response:
-        return await self._holds.measured(self._answer(request), "sqs", partial(request_label, request))
+        return await self._holds.measured(
+            partial(self._answer, request), "sqs", partial(request_label, request)
+        )
 
     async def _answer(self, request: Request) -> Response:
         target = request.headers.get("x-amz-target", "")

@@ -121,10 +121,15 @@ class LoopHolds:
         return found
 
     async def measured(
-        self, coroutine: Coroutine[Any, Any, T], protocol: str, label: Callable[[], tuple[str, str]]
+        self,
+        start: Callable[[], Coroutine[Any, Any, T]],
+        protocol: str,
+        label: Callable[[], tuple[str, str]],
     ) -> T:
-        """Run a coroutine and note its holds. `label` returns the request and the peer; it is called for a hold."""
-        return await self._run(coroutine, protocol, label)
+        """Run the coroutine that `start` returns and note its holds. `label` returns the request and the peer; it is
+        called for a hold. `start` is called in the first step: a task that is cancelled before it leaves no coroutine
+        that was never awaited."""
+        return await self._run(start(), protocol, label)
 
     @types.coroutine
     def _run(

@@ -55,7 +55,9 @@ def routes(context: ApiContext) -> list[PathRoute]:
             holds = context.loop_holds()
             if holds is None:
                 return await operation(context, request)
-            return await holds.measured(operation(context, request), "http", partial(request_label, request))
+            return await holds.measured(
+                partial(operation, context, request), "http", partial(request_label, request)
+            )
 
         return call
 

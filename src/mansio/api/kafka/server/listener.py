@@ -544,9 +544,9 @@ class KafkaServer:
         name = api.key.name.lower()
         if is_large:
             release = connection.hold_request(len(body))
-            run = self._router.run_large(body, context, pending_response, release)
+            run = partial(self._router.run_large, body, context, pending_response, release)
         else:
-            run = self._router.run(request, context, pending_response)
+            run = partial(self._router.run, request, context, pending_response)
         peer = connection.client_host
         task = self.service.scheduler.spawn(
             self.holds.measured(run, "kafka", lambda: (name, peer)), name=f"{name} request"
