@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import celery
+import kombu.pools
 from celery.exceptions import Reject
 
 import mansio.celery  # noqa: F401  # the scheme mansio://
@@ -46,6 +47,13 @@ def new_app(broker: str, place: str, lease_s: float | None = None) -> celery.Cel
         result_expires=None,
     )
     return made
+
+
+def close_app(app: celery.Celery) -> None:
+    """Close an application and its connections. Applications with one URL share pools, and a closed pool stays in
+    kombu's table: an application of a later test, whose broker has the same port, would get it."""
+    app.close()
+    kombu.pools.reset()
 
 
 if os.environ.get(BROKER):

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from mansio.client.types import TopicPartition
 from mansio.testing import TestBroker
-from support.celery_shop import Worker, counts, lines, new_app
+from support.celery_shop import Worker, close_app, counts, lines, new_app
 from support.documents import examples
 from support.forked_serve import run_command
 from support.machine import scaled
@@ -46,9 +46,7 @@ def broker() -> Iterator[TestBroker]:
 def app(broker: TestBroker, tmp_path: Path) -> Iterator[celery.Celery]:
     app = new_app(broker.bootstrap_servers, str(tmp_path))
     yield app
-    app.close()
-    app.pool.force_close_all()
-    app.amqp.producer_pool.force_close_all()
+    close_app(app)
 
 
 def pending(broker: TestBroker, topic: str = "celery") -> int:

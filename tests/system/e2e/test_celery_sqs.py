@@ -6,11 +6,10 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-import kombu.pools
 import pytest
 
 from mansio.testing import TestBroker
-from support.celery_shop import Worker, counts, lines, new_app
+from support.celery_shop import Worker, close_app, counts, lines, new_app
 from support.machine import scaled
 from support.sqs import message_counts, sqs_client
 from support.waiting import wait_until
@@ -44,8 +43,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestBroker]:
 def app(broker: TestBroker, tmp_path: Path) -> Iterator[celery.Celery]:
     app = new_app(URL, str(tmp_path), VISIBILITY_TIMEOUT_S)
     yield app
-    app.close()
-    kombu.pools.reset()  # they are shared by all applications with one URL
+    close_app(app)
 
 
 @functools.cache
