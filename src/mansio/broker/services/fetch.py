@@ -203,7 +203,7 @@ class FetchService:
         files: FileCache,
         follower_reads: FollowerReads | None = None,
     ) -> None:
-        """`follower_reads`: None if clients read from leaders only."""
+        """`follower_reads`: None on a single node."""
         self._files = files
         self._partitions = partitions
         self._produce = produce
