@@ -283,6 +283,27 @@ def test_no_member_gets_leases_from_a_broker_that_is_not_the_leader_any_more(tmp
     run(check, tmp_path)
 
 
+@pytest.mark.parametrize("fetches", [False, True])
+def test_a_leader_that_was_replaced_without_its_knowledge_renews_no_lease(
+    tmp_path: Path, fetches: bool
+) -> None:
+    async def check(room: ShareBench) -> None:
+        peer = await on_loaded(room, 4)
+        assert offsets(part_of(await peer.fetch(4, wait_ms=5000))) == [0, 1, 2, 3]
+        key, before = ShareKey("g", room.topic_id, 0), len(room.known_state.writes)
+        assert code_of(await peer.acknowledge(ack(0, 3, RENEW), is_renew_ack=True)) == 0
+        ((_, update),) = room.known_state.writes[before:]
+        assert (update.durable, update.changes) == (True, ())
+        await room.known_state.read(key, room.partition.leader_epoch + 1)  # by the next leader
+        if fetches:
+            answer = await peer.fetch(0, acks=[ack(0, 3, RENEW)], max_bytes=0, is_renew_ack=True)
+            assert part_of(answer).acknowledge_error_code != 0
+        else:
+            assert code_of(await peer.acknowledge(ack(0, 3, RENEW), is_renew_ack=True)) != 0
+
+    run(check, tmp_path)
+
+
 def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Path) -> None:
     async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 5)

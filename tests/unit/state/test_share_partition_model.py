@@ -668,7 +668,8 @@ class ShareModel(RuleBasedStateMachine):
                 side.retry(o, token, self.now, delay)
             else:
                 side.end(o, {ACCEPT: ACKNOWLEDGED, GAP: ARCHIVED, REJECT: ARCHIVING}[type_], token)
-        assert (update is None) == (delay < 0 and set(types_by_offset.values()) <= {RENEW})
+        assert (update is None) == (not types_by_offset)
+        assert update is None or update.durable or RENEW not in types_by_offset.values()
         side.fly(update)
 
     @rule(index=SIDES, member=st.sampled_from(MEMBERS), most=st.integers(1, 4))

@@ -36,6 +36,7 @@ Invariants:
 * The delivery count (`deliveries`) never decreases; `uncounted_deliveries` of them do not count as attempts. The update
   of a second or later delivery is durable before members receive the records.
 * Terminal states are final, except that an operator may offer dead-lettered records again (redrive).
+* A renewal is answered after a durable update, also if it changes nothing that is stored: only the leader can store.
 * No offset at or above the durable lease bound is leased. At most `record_locks_max` records are leased.
 * The start offset advances over records that are done and stored, and over records deleted from the log, but never
   over ARCHIVING records.
@@ -617,8 +618,11 @@ class SharePartition:
         wall_ms: int,
         random_fraction: float,
     ) -> Update | None:
-        """Apply the acknowledgements of a member, either all of them or none; returns the update, or None if nothing
-        has to be stored.
+        """Apply the acknowledgements of a member, either all of them or none; returns the update, or None if there is
+        nothing to acknowledge.
+
+        A renewal changes nothing that is stored, and needs a durable update nevertheless: a leader that was replaced
+        and does not know it must not answer it, because the next leader restores the lease as it was before.
 
         Raises `InvalidRequest` for malformed batches, `InvalidRecordState` for offsets that the member has not leased.
         """
@@ -627,14 +631,14 @@ class SharePartition:
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
             _check_leased(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
+        if not runs:
+            return None
         stored = []
         for run in runs:
             if run.type == RENEW and run.request_batch.delay_ms < 0:
                 self._renew(run, now_ms)
             else:
                 stored.append(run)
-        if not stored:
-            return None
         step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, random_fraction)
         changed: list[InFlightBatch] = []
         for run in stored:
@@ -645,11 +649,15 @@ class SharePartition:
                     self._end_delivery(batch, run, member, step)
                 changed.append(batch)
         # If the release of records that were not handed out is lost, the end of the lease counts their delivery.
-        durable = _must_be_durable(changed) or not all(run.request_batch.was_handed_out for run in stored)
+        durable = (
+            len(stored) < len(runs)
+            or _must_be_durable(changed)
+            or not all(run.request_batch.was_handed_out for run in stored)
+        )
         return self._update(step.token, changed, durable=durable)
 
     def _renew(self, run: AcknowledgedRange, now_ms: float) -> None:
-        """Start leases again with their durations, which needs no update."""
+        """Start leases again with their durations, which changes nothing that is stored."""
         in_flight, lock_ms = self._in_flight, self.settings.lock_ms
         for batch in in_flight.ranges.split(run.first, run.last):
             in_flight.change_state(
