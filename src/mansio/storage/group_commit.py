@@ -4,6 +4,9 @@ One job at a time runs on the background thread. All requests that arrive while 
 that arrives while no job runs starts one immediately. So an idle broker adds no latency, and a busy one needs few syncs
 (docs/adr/0003-syncing-many-partitions.md).
 
+Logs of replicas that copy what they lack are flushed by jobs of their own, because no producer waits for them: a job of
+other logs neither writes their bytes nor becomes a syncfs because of them.
+
 Invariants:
 * The durable end offset of a log increases only after a sync that started later than the append.
 * A failed sync is never retried, because the kernel may have dropped the pages that could not be written: every log in
@@ -43,6 +46,10 @@ SYNCS_BEFORE_MAINTENANCE_MAX = 16
 """Maximum number of syncs that are started before maintenance that is due; otherwise a busy broker would do none."""
 
 logger = logging.getLogger(__name__)
+
+
+SYNCS_BEFORE_COPIES_MAX = 4
+"""Maximum number of syncs that are started before that of logs of replicas that copy what they lack."""
 
 
 class JobOutcome(NamedTuple):
@@ -87,6 +94,9 @@ class GroupCommit:
         self._log_flush_offset_checkpoint_interval_ms = log_flush_offset_checkpoint_interval_ms
         self._sync_all_files_min = sync_all_files_min
         self._dirty_logs: dict[Log, None] = {}
+        self._copied_logs: dict[
+            Log, None
+        ] = {}  # of replicas that copy what they lack; may be in `_dirty_logs`, too
         self._delayed_logs: dict[Log, None] = {}
         self._logs_with_followers: dict[Log, None] = {}  # all of them are in `_delayed_logs`, too, or were
         self._maintenance_later: dict[Log, None] = {}  # due at the next maintenance interval
@@ -99,7 +109,7 @@ class GroupCommit:
         """Whether no job runs although `_is_job_running` is set: the next one starts when a block of `one_job` ends."""
         self._flush_timer: Timer | None = None
         self._maintenance_timer: Timer | None = None
-        self._syncs_before_maintenance = 0
+        self._syncs_before_maintenance = self._syncs_before_copies = 0
         self._is_sync_all_reliable = True
         self.sync_count = 0
         self.file_system_sync_count = 0
@@ -115,6 +125,7 @@ class GroupCommit:
         log.on_maintenance_due(None)
         for waiting in (
             self._dirty_logs,
+            self._copied_logs,
             self._delayed_logs,
             self._logs_with_followers,
             self._maintenance_later,
@@ -159,12 +170,15 @@ class GroupCommit:
                     self._log_flush_interval_ms, self._on_flush_interval
                 )
 
-    def request_flush_of_all(self, logs: Iterable[Log]) -> None:
-        """Request an urgent flush of several logs in one job; with single requests the first log would get its own."""
+    def request_flush_of_all(self, logs: Iterable[Log], *, are_copied: bool = False) -> None:
+        """Request an urgent flush of several logs in one job; with single requests the first log would get its own.
+        `are_copied`: the logs are of replicas that copy what they lack. Their job comes when no other log is to be
+        flushed, at the latest after `SYNCS_BEFORE_COPIES_MAX` syncs."""
+        waiting = self._copied_logs if are_copied else self._dirty_logs
         for log in logs:
-            self._dirty_logs[log] = None
+            waiting[log] = None
             self._delayed_logs.pop(log, None)
-        if self._dirty_logs and not self._is_job_running:
+        if waiting and not self._is_job_running:
             self._start_next_job()
 
     @contextmanager
@@ -177,7 +191,7 @@ class GroupCommit:
             yield
         finally:
             self._is_job_running, self._is_job_held = was_running, was_held
-            if self._dirty_logs and not was_running:
+            if (self._dirty_logs or self._copied_logs) and not was_running:
                 self._start_next_job()
             if self._after_job and not self._is_job_running:
                 self._call_after_job()
@@ -191,6 +205,8 @@ class GroupCommit:
     def call_after_job(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once, after the job that runs or starts now; all logs with something to flush are flushed now
         or by the next job. Returns False if there is nothing to flush, so that no job starts."""
+        self._dirty_logs.update(self._copied_logs)
+        self._copied_logs.clear()
         self._flush_delayed_logs()
         if not self._is_job_running or (self._is_job_held and not self._dirty_logs):
             return False
@@ -214,7 +230,7 @@ class GroupCommit:
     @property
     def is_idle(self) -> bool:
         """Whether no job runs and no flush is requested; logs that wait for disk space are ignored."""
-        return not (self._is_job_running or self._dirty_logs or self._delayed_logs)
+        return not (self._is_job_running or self._dirty_logs or self._copied_logs or self._delayed_logs)
 
     def close(self) -> None:
         """Cancel the timers and start the last sync. The caller closes the background worker next, then the logs."""
@@ -222,7 +238,8 @@ class GroupCommit:
             if timer is not None:
                 timer.cancel()
         self._scheduler = None
-        self._dirty_logs.update(self._delayed_logs | self._disk_full_logs)
+        self._dirty_logs.update(self._copied_logs | self._delayed_logs | self._disk_full_logs)
+        self._copied_logs.clear()
         self._delayed_logs.clear()
         self._disk_full_logs.clear()
         if not self._is_job_running:
@@ -251,12 +268,7 @@ class GroupCommit:
             and self._start_maintenance()
         ):
             return
-        jobs = []
-        for log in self._dirty_logs:
-            job = log.prepare_flush()
-            if job is not None:
-                jobs.append((log, job))
-        self._dirty_logs.clear()
+        jobs = self._prepare_sync()
         if jobs:
             self._is_job_running = True
             self._syncs_before_maintenance += bool(self._maintenance_now)
@@ -266,6 +278,19 @@ class GroupCommit:
             return
         if self._maintenance_now or (self._scheduler is None and self._maintenance_later):
             self._start_maintenance()
+
+    def _prepare_sync(self) -> list[tuple[Log, FlushJob]]:
+        """Return the flush jobs of the next sync: of all dirty logs, or of all logs that copy what they lack."""
+        first, second = self._dirty_logs, self._copied_logs
+        if self._syncs_before_copies >= SYNCS_BEFORE_COPIES_MAX:
+            first, second = second, first
+        for logs in (first, second):
+            jobs = [(log, job) for log in logs if (job := log.prepare_flush()) is not None]
+            logs.clear()
+            if jobs:
+                self._syncs_before_copies = self._syncs_before_copies + 1 if self._copied_logs else 0
+                return jobs
+        return []
 
     def _start_maintenance(self) -> bool:
         """Submit the maintenance that is due, of at most `MAINTENANCE_BATCH_LOGS_MAX` logs, to the background thread.
@@ -425,7 +450,12 @@ class GroupCommit:
                 disk_full = isinstance(failed, LogDiskFull)
                 self._plan_maintenance(log, disk_full=disk_full, synced=isinstance(work, FlushJob))
         self._is_job_running = False
-        if self._dirty_logs or self._maintenance_now or (syncs and self._scheduler is None):
+        if (
+            self._dirty_logs
+            or self._copied_logs
+            or self._maintenance_now
+            or (syncs and self._scheduler is None)
+        ):
             self._start_next_job()
         if self._after_job:
             self._call_after_job()

@@ -19,6 +19,7 @@ from mansio.errors import (
 )
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.replica import ReplicationProgress
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.apis.fetch import decode_request, decode_response
@@ -26,6 +27,7 @@ from mansio.wire.headers import read_request_header
 from support.replicas import KEYS, LAG_MS_MAX, TOPIC, Cluster, Node
 
 if TYPE_CHECKING:
+    from mansio.storage.flush_state import FlushJob
     from support.replicas import Ack
 
 
@@ -689,6 +691,49 @@ def test_replicas_far_behind_are_throttled_and_those_in_sync_are_not() -> None:
     assert 8_000 < cluster.simulation.now_ms - began < 15_000, (
         "a million bytes at 100 kB/s, less a second's burst"
     )
+
+
+def test_what_a_replica_copies_is_flushed_apart_from_what_producers_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = ReplicaFetcherSettings(partition_bytes_max=30_000)
+    cluster = running(configs={"min.insync.replicas": "1"}, follower_settings=settings, partitions=3)
+    cluster.kill(3)
+    cluster.end_session(3)
+    for _ in range(100):
+        committed(cluster, bytes(10_000))
+    prepare, syncs = GroupCommit._prepare_sync, list[set[int]]()
+
+    def count(group_commit: GroupCommit) -> list[tuple[Log, FlushJob]]:
+        found = prepare(group_commit)
+        indexes = {
+            index
+            for index in range(3)
+            for log, _ in found
+            if cluster[3].partitions[TOPIC.bytes, index].log is log
+        }
+        if indexes and 3 not in cluster.state(0).isr:
+            syncs.append(indexes)
+        return found
+
+    cluster.restart(3)
+    cluster.run_until(lambda: 3 in cluster.state(1).isr and 3 in cluster.state(2).isr, 3000)
+    cluster.elect(3, index=2)
+    cluster.tell()
+    cluster.run_until(lambda: cluster[3].partitions[TOPIC.bytes, 2].is_leader, 1000)
+    cluster.run_for(50)  # a change of the leader flushes the log
+    with monkeypatch.context() as counted:
+        counted.setattr(GroupCommit, "_prepare_sync", count)
+        acks = {1: cluster[1].append(b"a", index=1), 3: cluster[3].append(b"b", index=2)}
+        while 3 not in cluster.state(0).isr:
+            for leader, ack in acks.items():
+                if ack.settled:
+                    assert ack.acknowledged
+                    acks[leader] = cluster[leader].append(b"a", index=2 if leader == 3 else 1)
+            cluster.run_for(0.5)
+    copies = [indexes for indexes in syncs if 0 in indexes]
+    assert 5 < len(copies) < len(syncs)
+    assert all(indexes == {0} for indexes in copies)
 
 
 @pytest.mark.parametrize(

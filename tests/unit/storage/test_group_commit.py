@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.storage.group_commit import SYNCS_BEFORE_COPIES_MAX
 from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.testing.disk import SimulatedDisk
@@ -157,6 +158,49 @@ def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
     bench.background.run_one()
     assert [log.durable_end_offset for log in bench.logs] == [1, 1]
     assert bench.group_commit.sync_count == 1
+
+
+def test_logs_that_copy_what_they_lack_are_not_in_the_sync_that_a_producer_waits_for() -> None:
+    bench = GroupCommitBench(7)
+    copied = [bench.write(number) for number in range(1, 7)]
+    bench.group_commit.request_flush(bench.write(0))
+    bench.group_commit.request_flush_of_all(copied, are_copied=True)
+    bench.group_commit.request_flush(bench.write(0))
+    bench.background.run_one()
+    synced = bench.disk.syncs
+    bench.background.run_one()
+    assert [log.durable_end_offset for log in bench.logs] == [2, 0, 0, 0, 0, 0, 0]
+    assert (bench.disk.syncs - synced, bench.group_commit.file_system_sync_count) == (1, 0)
+    assert not bench.group_commit.is_idle
+    bench.background.run_one()
+    assert [log.durable_end_offset for log in bench.logs] == [2, 1, 1, 1, 1, 1, 1]
+    assert bench.group_commit.file_system_sync_count == 1
+    assert bench.group_commit.is_idle
+
+
+def test_producers_delay_the_flush_of_copies_for_a_few_syncs_only() -> None:
+    bench = GroupCommitBench(2)
+    bench.group_commit.request_flush(bench.write(0))
+    bench.group_commit.request_flush_of_all([bench.write(1)], are_copied=True)
+    syncs = 0
+    while not bench.logs[1].durable_end_offset:
+        bench.group_commit.request_flush(bench.write(0))
+        bench.background.run_one()
+        syncs += 1
+        assert syncs <= SYNCS_BEFORE_COPIES_MAX + 2
+    bench.background.run_one()
+    assert bench.logs[0].durable_end_offset == bench.logs[0].end_offset
+
+
+def test_a_call_after_a_job_flushes_copies_too() -> None:
+    bench = GroupCommitBench(2)
+    bench.group_commit.request_flush(bench.write(0))
+    bench.group_commit.request_flush_of_all([bench.write(1)], are_copied=True)
+    bench.group_commit.request_flush(bench.write(0))
+    assert bench.group_commit.call_after_job(lambda: None)
+    bench.background.run_one()
+    bench.background.run_one()
+    assert [log.durable_end_offset for log in bench.logs] == [2, 1]
 
 
 def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:

@@ -379,7 +379,8 @@ class ReplicaFetcher:
             if (log := one.partition.log).end_offset > log.durable_end_offset and one.is_current
         ]
         if unsynced:
-            requested[0].partition.group_commit.request_flush_of_all(unsynced)  # one group commit per broker
+            group_commit = requested[0].partition.group_commit  # one per broker
+            group_commit.request_flush_of_all(unsynced, are_copied=self._is_catch_up)
         for fetched in grown:  # the others come first in the next request
             if self.partitions.pop(fetched.partition, None) is fetched:
                 self.partitions[fetched.partition] = fetched
