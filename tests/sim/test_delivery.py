@@ -74,7 +74,7 @@ def test_no_history_of_some_tens_with_priorities_undoes_loses_or_doubles_a_deliv
     run(priorities.FIRST_SEED + 1, KEY_ORDER_SEEDS)
 
 
-@pytest.mark.parametrize("seed", smoke_first(key_limits.FIRST_SEED, key_limits.FIRST_SEED + 3))
+@pytest.mark.parametrize("seed", smoke_first(key_limits.FIRST_SEED, key_limits.FIRST_SEED + 6))
 def test_no_history_exceeds_a_limit_by_key(seed: int) -> None:
     """The limits are set, changed, turned off and on while brokers fail."""
     world = World(seed)
