@@ -94,9 +94,8 @@ class GroupCommit:
         self._log_flush_offset_checkpoint_interval_ms = log_flush_offset_checkpoint_interval_ms
         self._sync_all_files_min = sync_all_files_min
         self._dirty_logs: dict[Log, None] = {}
-        self._copied_logs: dict[
-            Log, None
-        ] = {}  # of replicas that copy what they lack; may be in `_dirty_logs`, too
+        # Of replicas that copy what they lack; they may be in `_dirty_logs`, too.
+        self._copied_logs: dict[Log, None] = {}
         self._delayed_logs: dict[Log, None] = {}
         self._logs_with_followers: dict[Log, None] = {}  # all of them are in `_delayed_logs`, too, or were
         self._maintenance_later: dict[Log, None] = {}  # due at the next maintenance interval
