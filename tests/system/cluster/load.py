@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import threading
 import time
 from collections import defaultdict
@@ -24,6 +25,7 @@ from support.nightly_counts import leave
 from support.waiting import wait_until
 from system.crash.checker import Acknowledged, Verdict, check
 from system.crash.kill_load import PARTITIONS, QUIET, Load, committed_offsets, read_log, senders
+from system.crash.share_load import ShareLoad
 
 if TYPE_CHECKING:
     from support.cluster import Cluster
@@ -153,6 +155,36 @@ def create_topic(
     cluster.wait_in_sync(topic)
     with blocking.connect(cluster.bootstrap_servers) as client:
         client.admin.list_offsets([TopicPartition(topic, index) for index in range(partitions)], "latest")
+
+
+def share_load(one: Cluster, topic: str, group: str, *, lock_ms: int, states: str) -> ShareLoad:
+    """The load of a share group that reads a new topic of one partition, not yet started. `states`: the topic of its
+    share state, shown if the load does not go on."""
+    create_topic(one, topic)
+
+    def port() -> int:
+        leader = one.leader(topic)
+        if leader not in one.running:
+            raise ConnectionError("nobody leads")
+        return one.brokers[leader].kafka_port
+
+    def places() -> str:
+        known = [place for name in (topic, states, f"dlq.{topic}") for place in one.places(name)]
+        return "\n".join([*map(str, known), one.tails(60)])
+
+    load = ShareLoad(
+        one.bootstrap_servers,
+        port,
+        topic=topic,
+        group=group,
+        lock_ms=lock_ms,
+        seed=random.randrange(1 << 32),
+        partitions=1,
+        everywhere=lambda: {f"broker {each}": one.brokers[each].kafka_port for each in one.running},
+        places=places,
+    )
+    load.begin()
+    return load
 
 
 def say(what: str, **figures: Any) -> None:

@@ -3,7 +3,6 @@ acknowledgements are kept, records are delivered again, each dead-lettered recor
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,14 +14,15 @@ from mansio.wire.api_versions import ApiKey
 from support.cluster import cluster
 from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
-from system.cluster.load import create_topic
-from system.crash.share_load import ShareLoad, ShareMember
+from system.cluster.load import create_topic, share_load
+from system.crash.share_load import ShareMember
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from support.cluster import Cluster
+    from system.crash.share_load import ShareLoad
 
 SESSION_MS = 3000
 LOCK_MS = 2000
@@ -43,36 +43,7 @@ def one(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def load_of(one: Cluster) -> ShareLoad:
-    create_topic(one, WORK)
-
-    def port() -> int:
-        leader = one.leader(WORK)
-        if leader not in one.running:
-            raise ConnectionError("nobody leads")
-        return one.brokers[leader].kafka_port
-
-    load = ShareLoad(
-        one.bootstrap_servers,
-        port,
-        topic=WORK,
-        group=GROUP,
-        lock_ms=LOCK_MS,
-        seed=random.randrange(1 << 32),
-        partitions=1,
-        everywhere=lambda: {f"broker {each}": one.brokers[each].kafka_port for each in one.running},
-        places=lambda: "\n".join(
-            [
-                *(
-                    str(place)
-                    for name in (WORK, SHARE_STATE_TOPIC, f"dlq.{WORK}")
-                    for place in one.places(name)
-                ),
-                one.tails(60),
-            ]
-        ),
-    )
-    load.begin()
-    return load
+    return share_load(one, WORK, GROUP, lock_ms=LOCK_MS, states=SHARE_STATE_TOPIC)
 
 
 def state_leader(one: Cluster, load: ShareLoad) -> int:
