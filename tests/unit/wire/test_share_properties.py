@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
@@ -170,6 +170,17 @@ NAMES = st.text(st.characters(max_codepoint=300), max_size=4) | st.sampled_from(
     own=st.tuples(st.sampled_from([-1, 0, 60_000]), st.booleans()),
     change=st.none() | st.tuples(st.integers(0, 2**16), st.integers(0, 255)),
     cut=st.none() | st.integers(0, 2**16),
+)
+@example(
+    names=("", ""),
+    wants=[0] * 6,
+    mode=0,
+    renews=False,
+    topics=[[]],  # shorter than a topic with a partition
+    forgets=False,
+    own=(-1, False),
+    change=None,
+    cut=None,
 )
 def test_a_usual_share_fetch_request_is_decoded_as_any_other(
     names: tuple[str, str],

@@ -335,11 +335,14 @@ class ShareFetchRequest(NamedTuple):
 
 def decode_request(version: int, frame: memoryview, position: int) -> ShareFetchRequest:
     """Decode the request whose body starts at `position` of `frame`. Raises `WireError`."""
-    try:
-        if version >= RENEWAL_VERSION_MIN:
+    if version >= RENEWAL_VERSION_MIN:
+        try:
             found = _decode_usual_request(frame, position)
-            if found is not None:
-                return found
+        except (*DECODE_ERRORS, WireError):  # another form may be shorter
+            found = None
+        if found is not None:
+            return found
+    try:
         request, position = _decode_request(version, frame, position)
     except DECODE_ERRORS as error:
         raise WireError("not a ShareFetch request") from error
@@ -350,7 +353,8 @@ def decode_request(version: int, frame: memoryview, position: int) -> ShareFetch
 
 def _decode_usual_request(frame: memoryview, position: int) -> ShareFetchRequest | None:
     """As `_decode_request`, with a fourth of the calls, for a request about at most one partition, with one type for
-    each acknowledged range. Returns None for any other request, and for an invalid one. Raises `DECODE_ERRORS`."""
+    each acknowledged range. Returns None, or raises `WireError` or one of `DECODE_ERRORS`, for any other request, and
+    for an invalid one."""
     group_end = position + (frame[position] or 1)
     member_end = group_end + (frame[group_end] or 1)
     if frame[position] >= _LONGER or frame[group_end] >= _LONGER:
