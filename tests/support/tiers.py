@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 TIERS: Final = ("test", "full", "nightly")
 FIXED_SEED: Final = 20_240_229
@@ -32,6 +33,16 @@ def choose(tier: str) -> None:
     global _current
     _current = tier
     settings.load_profile(tier)
+    if tier != "nightly":
+        fix_constants()
+
+
+def fix_constants() -> None:
+    """Draw the same examples whatever modules are loaded: Hypothesis takes some from the constants in their source, so
+    that examples depended on which tests ran before in the same process."""
+    none = providers._local_constants
+    assert not len(none), "chosen before the first example"
+    providers._get_local_constants = lambda: none
 
 
 def smoke_first(first: Any, *others: Any) -> list[Any]:
