@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from mansio.config.topic_names import unified_name
@@ -57,6 +57,7 @@ from mansio.metadata.model import (
     decode_topic,
     default_host,
     host_of,
+    missing_partition,
 )
 from mansio.metadata.sqs_access_keys import decode_sqs_access_key
 from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_server_secret, user_of_key
@@ -82,6 +83,9 @@ PROGRESS_WRITE_MS: Final = 250
 """Time after which a broker that waits for a revision writes a key, so that the watch reports a newer revision."""
 WATCH_RETRY_MS: Final = 250
 CREATE_ATTEMPTS_MAX: Final = 5
+
+_Touched: TypeAlias = "dict[str, set[int] | None]"
+"""Affected topics by name: the indexes of the affected partitions, or None if the key of the topic is affected."""
 
 
 class _TopicDocument(NamedTuple):
@@ -390,7 +394,7 @@ class MetadataImage:
             complete_with_error(promise, copied(error))
 
     def _apply(self, events: Iterable[Event]) -> None:
-        touched: dict[str, None] = {}
+        touched: _Touched = {}
         for event in events:
             self._apply_event(event, touched)
             self.revision = event.mod_revision
@@ -398,7 +402,7 @@ class MetadataImage:
 
     def _apply_listing(self, listing: Listing) -> None:
         kept = {entry.key for entry in listing.entries}
-        touched: dict[str, None] = {}
+        touched: _Touched = {}
         for key in [key for key in self._known_keys() if key not in kept]:
             self._apply_event(Event(key, None, 0, listing.revision), touched)
         for entry in listing.entries:
@@ -446,8 +450,8 @@ class MetadataImage:
             *map(self.keys.token, self.tokens),
         ]
 
-    def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
-        """Apply one event and add the names of affected topics to `touched`."""
+    def _apply_event(self, event: Event, touched: _Touched) -> None:
+        """Apply one event and add the affected topics to `touched`."""
         keys = self.keys
         document = None if event.value is None else metadata_store.decode(event.key, event.value)
         if event.key.startswith(keys.topics):
@@ -466,8 +470,10 @@ class MetadataImage:
                 known[int(index)] = decode_partition(document, event.mod_revision)
             elif known.pop(int(index), None) is not None and not known:
                 del self._partitions[topic_id]
-            if topic_id in self._names:
-                touched[self._names[topic_id]] = None
+            if (name := self._names.get(topic_id)) is not None:
+                indexes = touched.setdefault(name, set())
+                if indexes is not None:
+                    indexes.add(int(index))
         elif event.key.startswith(keys.brokers):
             self._apply_broker_event(event, document)
         elif event.key == keys.controller:
@@ -600,8 +606,13 @@ class MetadataImage:
         else:
             self._broker_changes.append(BrokerChange(node_id, before, after))
 
-    def _call_callbacks(self, touched: Iterable[str]) -> None:
-        changes = [change for name in touched for change in self._rebuild_topic(name)]
+    def _call_callbacks(self, touched: _Touched) -> None:
+        changes: list[TopicChange] = []
+        for name, indexes in touched.items():
+            if indexes is not None and (before := self.topics.get(name)) is not None:
+                changes.append(self._replace_partitions(before, indexes))
+            else:
+                changes += self._rebuild_topic(name)
         broker_changes, self._broker_changes = self._broker_changes, []
         for broker_change in broker_changes:
             for on_broker_change in self._broker_callbacks:
@@ -631,6 +642,20 @@ class MetadataImage:
         self._waits = [wait for wait in self._waits if wait[0] > self.revision]
         for promise in due:
             complete(promise, None)
+
+    def _replace_partitions(self, before: Topic, indexes: Iterable[int]) -> TopicChange:
+        """Replace the `Topic` object of a live topic of which only partitions have changed. Its key changes when it
+        gets more partitions: those that are there already are left out."""
+        known = self._partitions.get(self._topic_documents[before.name].document["uuid"], {})
+        changed = sorted(index for index in indexes if index < len(before.partitions))
+        partitions = list(before.partitions)
+        for index in changed:
+            if (state := known.get(index)) is None:
+                raise missing_partition(before.name, index)
+            partitions[index] = state
+        after = replace(before, partitions=tuple(partitions))
+        self.topics[before.name] = self.topics_by_id[after.topic_id] = after
+        return TopicChange(before, after, changed)
 
     def _rebuild_topic(self, name: str) -> list[TopicChange]:
         """Replace the `Topic` object of a topic. A topic that was deleted and created again causes two changes."""

@@ -19,7 +19,7 @@ from mansio.errors import StorageError
 from mansio.metadata.feature_level import FIRST_RELEASE, LevelRange, decode_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 TOPIC_CREATING: Final = "creating"
 TOPIC_LIVE: Final = "live"
@@ -160,10 +160,20 @@ class ConfigOverrides(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A change of a live topic. `before` is None if the topic became live, `after` is None if it is no longer live."""
+    """A change of a live topic. `before` is None if the topic became live, `after` is None if it is no longer live.
+
+    `partitions`: the indexes of the partitions that differ, if nothing else does; None if anything may differ.
+    """
 
     before: Topic | None
     after: Topic | None
+    partitions: Collection[int] | None = None
+
+    def changed_partitions(self) -> Collection[int]:
+        """Return the indexes of the partitions of `after` that may differ from those of `before`."""
+        if self.partitions is not None:
+            return self.partitions
+        return range(0 if self.after is None else len(self.after.partitions))
 
 
 def default_host(node_id: int) -> str:
@@ -270,7 +280,7 @@ def decode_topic(
     count = document["partitions"]
     missing = [index for index in range(count) if index not in known]
     if missing and document["state"] == TOPIC_LIVE:
-        raise StorageError(f"metadata of topic {name}: partition {missing[0]} is missing")
+        raise missing_partition(name, missing[0])
     return Topic(
         name=name,
         topic_id=UUID(document["uuid"]),
@@ -282,6 +292,11 @@ def decode_topic(
         mod_revision=mod_revision,
         created_by=TopicCreator(*document["maker"]) if document.get("maker") else None,
     )
+
+
+def missing_partition(name: str, index: int) -> StorageError:
+    """Return the error for a live topic without the key of one of its partitions."""
+    return StorageError(f"metadata of topic {name}: partition {index} is missing")
 
 
 def partition_document(partition: PartitionState) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class ReplicaManagerBench:
     def partitions_or_errors(self, topic: Topic) -> list[Any]:
         return [None]
 
+    def partition_or_error(self, topic: Topic, index: int) -> Any:
+        return self.partitions_or_errors(topic)[index]
+
     def served_topics(self) -> list[Topic]:
         return list(self.found)
 

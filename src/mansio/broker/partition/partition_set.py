@@ -131,6 +131,11 @@ class PartitionSet:
         opened = self._opened.get(topic.topic_id, {})
         return [opened.get(index) for index in range(len(topic.partitions))]
 
+    def partition_or_error(self, topic: Topic, index: int) -> Partition | StorageError | None:
+        """Return one item of `partitions_or_errors`."""
+        opened = self._opened.get(topic.topic_id)
+        return None if opened is None else opened.get(index)
+
     # Index
 
     def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
@@ -358,7 +363,12 @@ class PartitionSet:
             self._by_id.pop(before.topic_id.bytes, None)
         if after is None:
             return
-        if self._clustered and before is not None and _has_same_settings(before, after):
+        served = self._by_id.get(after.topic_id.bytes)
+        if self._clustered and served is not None and change.partitions is not None:
+            served.topic = after
+            for index in change.partitions:
+                served.partitions[index] = self.partition_or_error(after, index)
+        elif self._clustered and before is not None and _has_same_settings(before, after):
             self._index_topic(
                 _IndexedTopic(after, self.partitions_or_errors(after))
             )  # roles are applied by the replica manager

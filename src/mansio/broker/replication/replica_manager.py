@@ -29,7 +29,7 @@ from mansio.logs import fields
 from mansio.ports import Backoff, complete
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from mansio.broker.partition.partition_set import PartitionSet
@@ -144,8 +144,16 @@ class ReplicaManager:
             self._has_created_topics = True
             self._wake_task()
         if after is not None:
+            if change.partitions is not None:
+                self._apply_partition_states(after, change.partitions)
+                return
             known = before.partitions if before is not None and before.topic_id == after.topic_id else ()
-            self._apply_partition_states(after, known)
+            changed = [
+                index
+                for index, state in enumerate(after.partitions)
+                if index >= len(known) or known[index] is not state
+            ]
+            self._apply_partition_states(after, changed)
 
     def _remove_topic(self, topic: Topic) -> None:
         """Close the partitions of a deleted topic and have its data removed."""
@@ -161,17 +169,13 @@ class ReplicaManager:
 
     def _serve_and_apply(self, topic: Topic) -> None:
         self._partitions.serve(topic)
-        self._apply_partition_states(topic, ())
+        self._apply_partition_states(topic, range(len(topic.partitions)))
 
-    def _apply_partition_states(self, topic: Topic, known: Sequence[PartitionState]) -> None:
-        """Apply the states of partitions that differ from those in `known`.
-
-        Unchanged states are skipped, because the failure of a broker changes thousands of partitions one by one."""
+    def _apply_partition_states(self, topic: Topic, indexes: Iterable[int]) -> None:
+        """Apply the states of some partitions: the failure of a broker changes thousands one by one."""
         can_open = has_former_replica = False
-        partitions_or_errors = self._partitions.partitions_or_errors(topic)
-        for index, (partition, state) in enumerate(zip(partitions_or_errors, topic.partitions, strict=True)):
-            if index < len(known) and known[index] is state:
-                continue
+        for index in indexes:
+            partition, state = self._partitions.partition_or_error(topic, index), topic.partitions[index]
             if isinstance(partition, Partition):
                 self._leadership_applier.apply(partition, state)
                 self._on_role_applied(partition)

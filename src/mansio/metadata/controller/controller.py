@@ -117,6 +117,8 @@ class Controller:
         self._running: Timer | None = None
         self.elections = dict.fromkeys(ELECTION_CAUSES.values(), 0)
         """Number of leader changes that this broker executed, by cause, including requested elections."""
+        self.examined = 0
+        """Number of partitions at which this broker looked for decisions, as controller."""
         state.on_progress(self._wake)
 
     @property
@@ -201,6 +203,7 @@ class Controller:
         builder = PlanBuilder(view, balance=balance)
         turns = ItemTurns(self._scheduler, Work.CONTROLLER_PLAN)
         for _ in builder.steps():
+            self.examined += 1
             if turns.is_over():
                 await turns.pause()
         turns.end()
