@@ -35,7 +35,7 @@ from mansio.metadata.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from mansio.metadata.cluster_view import ClusterView
@@ -85,28 +85,46 @@ def plan(view: ClusterView, *, balance: bool = False) -> Plan:
 class PlanBuilder:
     """Makes the decisions that are due, partition by partition, so that other work can run in between.
 
-    With `balance`, leaderships also return to the preferred leaders. A plan finishes at most `FINISHES_MAX`
-    reassignments, so that elections that become due meanwhile wait for few transactions. The view may change between
-    two steps: each decision is executed only if what it relies on is unchanged.
+    `wanted` has the partitions to decide about, as indexes by the name of their topic; all if it is None. With
+    `balance`, leaderships also return to the preferred leaders. A plan finishes at most `FINISHES_MAX` reassignments, so
+    that elections that become due meanwhile wait for few transactions; none without `may_finish`. The view may change
+    between two steps: each decision is executed only if what it relies on is unchanged.
     """
 
-    def __init__(self, view: ClusterView, *, balance: bool = False) -> None:
+    def __init__(
+        self,
+        view: ClusterView,
+        *,
+        wanted: Mapping[str, Collection[int]] | None = None,
+        balance: bool = False,
+        may_finish: bool = True,
+    ) -> None:
         self._view = view
+        self._wanted = wanted
         self._balance = balance
         self._elections: list[PartitionChange] = []
         self._others: list[PartitionChange] = []
         self._factors: list[reassignment.FactorChange] = []
-        self._finishes = 0
+        self._finishes_max = FINISHES_MAX if may_finish else 0
+        self.finishes = 0
+        """Number of reassignments that the plan finishes."""
+        self.postponed: list[tuple[str, int]] = []
+        """Topic name and index of the partitions whose reassignment another plan may have to finish."""
 
     def steps(self) -> Iterator[None]:
         """Decide about one partition after the other, one in each step."""
-        for topic in tuple(self._view.topics.values()):
+        topics, wanted = self._view.topics, self._wanted
+        for name in tuple(topics if wanted is None else wanted):
+            if (topic := topics.get(name)) is None:
+                continue
+            partitions = topic.partitions
             may_have_factor = False
-            for index, partition in enumerate(topic.partitions):
+            for index in range(len(partitions)) if wanted is None else wanted[name]:
+                if index >= len(partitions):
+                    continue
+                partition = partitions[index]
                 self._decide(topic, index, partition)
-                if len(partition.replicas) != topic.replication_factor or reassignment.is_reassigned(
-                    partition
-                ):
+                if reassignment.factor_of(partition) != topic.replication_factor:
                     may_have_factor = True
                 yield
             if may_have_factor and (factor := reassignment.factor_change(topic)) is not None:
@@ -115,9 +133,12 @@ class PlanBuilder:
     def _decide(self, topic: Topic, index: int, partition: PartitionState) -> None:
         view = self._view
         change = _decide(view, topic.topic_id, index, partition, balance=self._balance)
-        if change is None and self._finishes < FINISHES_MAX and view.has_leader(partition):
-            change = reassignment.finish(view, topic, index)
-            self._finishes += change is not None
+        if change is None and reassignment.is_reassigned(partition) and view.has_leader(partition):
+            if self.finishes == self._finishes_max:
+                self.postponed.append((topic.name, index))
+            else:
+                change = reassignment.finish(view, topic, index)
+                self.finishes += change is not None
         if change is not None:
             is_election = not change.after.is_led_by(partition.leader, partition.leader_broker_epoch)
             (self._elections if is_election else self._others).append(change)

@@ -74,6 +74,11 @@ def target_of(partition: PartitionState) -> tuple[int, ...]:
     return tuple(replica for replica in partition.replicas if replica not in partition.removing)
 
 
+def factor_of(partition: PartitionState) -> int:
+    """Return the number of replicas of `original_of` or `target_of`, whichever has fewer."""
+    return len(partition.replicas) - max(len(partition.adding), len(partition.removing))
+
+
 def begin(
     view: ClusterView, topic: Topic, index: int, target: Sequence[int], *, may_change_factor: bool = True
 ) -> PartitionChange | None:
@@ -192,9 +197,7 @@ def _in_sync_min(topic: Topic) -> int:
 def factor_change(topic: Topic) -> FactorChange | None:
     """Return the replication factor that a topic should have, after a reassignment changed the numbers of replicas;
     None if it has it."""
-    factor = min(  # of the numbers of `original_of` and `target_of`
-        len(one.replicas) - max(len(one.adding), len(one.removing)) for one in topic.partitions
-    )
+    factor = min(map(factor_of, topic.partitions))
     return None if factor == topic.replication_factor else FactorChange(topic, factor)
 
 

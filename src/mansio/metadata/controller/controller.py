@@ -6,7 +6,8 @@ controller requires the create revision of that key, so the store rejects late w
 
 Each round decides on the current metadata. If a transaction does not succeed, the metadata have changed, and the next
 round decides again. After a conflict batches get smaller, so that a partition that changes all the time does not
-prevent many others from getting a leader.
+prevent many others from getting a leader. A round decides about the partitions that have changed, or about all if
+something about the brokers has changed (`DuePartitions`).
 
 Any broker also executes the elections and begins the reassignments that administrators request.
 """
@@ -31,6 +32,7 @@ from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.metadata import metadata_store, reassignment
 from mansio.metadata.cluster_view import ClusterView
+from mansio.metadata.controller.due_partitions import DuePartitions
 from mansio.metadata.controller.failure_detector import FailureDetector
 from mansio.metadata.controller_plan import PlanBuilder, preferred_election, unclean_election
 from mansio.metadata.feature_level import check_update
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from mansio.metadata.feature_level import FeatureUpdate
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
-    from mansio.metadata.model import PartitionState, Topic
+    from mansio.metadata.model import PartitionState, Topic, TopicChange
     from mansio.metadata.reassignment import FactorChange, Reassignment
     from mansio.metadata.session import Session
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
@@ -65,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_MS: Final = 60_000
 BALANCE_STEP_MS: Final = 1000
+FINISH_INTERVAL_MS: Final = 250
+"""Interval at which reassignments are finished, so that one transaction finishes many."""
 RETRY_INTERVAL_MS: Final = 200
 ROUND_INTERVAL_MS_MAX: Final = 1000
 ELECTION_CAUSES: Final = {
@@ -111,6 +115,14 @@ class Controller:
         self._balance_at = float("inf")
         self._failure_detector = FailureDetector(ttl_s)
         self._term: ControllerState | None = None
+        self._due = DuePartitions()
+        self._decided_on: tuple[object, ...] = ()
+        """What is known about the brokers, as of the last round."""
+        self._to_finish = DuePartitions()
+        """Partitions whose reassignment may have to be finished."""
+        self._finish_at = float("-inf")
+        self._to_balance: list[PartitionChange] = []
+        """Leaderships that are to return to the preferred leaders, found by the last balance."""
         self._batch_size = BATCH_CHANGES_MAX
         self._stale = True
         self._waiting: Promise[None] | None = None
@@ -119,6 +131,7 @@ class Controller:
         """Number of leader changes that this broker executed, by cause, including requested elections."""
         self.examined = 0
         """Number of partitions at which this broker looked for decisions, as controller."""
+        state.on_change(self._handle_topic_change)
         state.on_progress(self._wake)
 
     @property
@@ -148,8 +161,10 @@ class Controller:
                 logger.info("controller_waiting", extra=fields(reason=error.message))
                 wait_s = RETRY_INTERVAL_MS / 1000
                 self._stale = False
+                self._due.add_all()
             except Exception as error:  # a controller that cannot decide must not block the others
                 logger.exception("controller_failed", extra=fields(reason=repr(error)))
+                self._due.add_all()
                 await self._resign()
                 wait_s = ROUND_INTERVAL_MS_MAX / 1000
                 self._stale = False
@@ -157,6 +172,10 @@ class Controller:
 
     def _update_failure_detector(self, now: float) -> None:
         self._failure_detector.update(self._state.brokers, self._state.registrations, now)
+
+    def _handle_topic_change(self, change: TopicChange) -> None:
+        if self._term is not None:
+            self._due.add_changed(change)
 
     def _wake(self) -> None:
         self._update_failure_detector(self._clock.monotonic())
@@ -189,25 +208,44 @@ class Controller:
         if self._term is None:
             return ROUND_INTERVAL_MS_MAX / 1000
         view = self._view(now)
-        due = await self._plan(view)
+        due = await self._plan_due(view, now)
         if due:
+            self._due.add_decided(due.changes, self._state.topics_by_id)
             await self._execute_plan(due, self._term)
             return RETRY_INTERVAL_MS / 1000
         if now >= self._balance_at and not view.expected_back:
             await self._balance(view, self._term, now)
-        next_at = self._failure_detector.next_change_at(now)
-        return min(ROUND_INTERVAL_MS_MAX / 1000, float("inf") if next_at is None else max(0.0, next_at - now))
+        wait_s = ROUND_INTERVAL_MS_MAX / 1000
+        if (next_at := self._failure_detector.next_change_at(now)) is not None:
+            wait_s = min(wait_s, next_at - now)
+        if self._to_finish:
+            wait_s = min(wait_s, self._finish_at - now)
+        return max(0.0, wait_s)
 
-    async def _plan(self, view: ClusterView, *, balance: bool = False) -> Plan:
-        """Make the decisions that are due; other work runs in between."""
-        builder = PlanBuilder(view, balance=balance)
+    async def _plan_due(self, view: ClusterView, now: float) -> Plan:
+        """Make the decisions that are due since the last round."""
+        decided_on = (view.brokers, view.registrations, view.expected_back)
+        if decided_on != self._decided_on:
+            self._due.add_all()
+            self._decided_on = decided_on
+        if may_finish := now >= self._finish_at:
+            self._due.add_from(self._to_finish)
+        builder = PlanBuilder(view, wanted=self._due.take(), may_finish=may_finish)
+        await self._build(builder)
+        for topic, index in builder.postponed:
+            self._to_finish.add(topic, (index,))
+        if builder.finishes:
+            self._finish_at = now + FINISH_INTERVAL_MS / 1000
+        return builder.plan()
+
+    async def _build(self, builder: PlanBuilder) -> None:
+        """Make decisions; other work runs in between."""
         turns = ItemTurns(self._scheduler, Work.CONTROLLER_PLAN)
         for _ in builder.steps():
             self.examined += 1
             if turns.is_over():
                 await turns.pause()
         turns.end()
-        return builder.plan()
 
     def _view(self, now: float) -> ClusterView:
         state = self._state
@@ -239,6 +277,8 @@ class Controller:
             self._failure_detector.record_election(now)
             self._balance_at = now + self._balance_interval_s
             self._batch_size = BATCH_CHANGES_MAX
+            self._due.add_all()
+            self._to_balance.clear()
             logger.info("controller_elected", extra=fields(node=self._node_id))
 
     async def _resign(self) -> None:
@@ -293,10 +333,18 @@ class Controller:
 
     async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
         """Return leaderships to preferred leaders, at most one batch per call: each move interrupts producers."""
-        moves = (await self._plan(view, balance=True)).changes
+        wanted = DuePartitions()
+        if self._to_balance:
+            wanted.add_decided(self._to_balance[:BATCH_CHANGES_MAX], self._state.topics_by_id)
+            del self._to_balance[:BATCH_CHANGES_MAX]
+        else:
+            wanted.add_all()
+        builder = PlanBuilder(view, wanted=wanted.take(), balance=True)
+        await self._build(builder)
+        moves = builder.plan().changes
         await self._commit_changes(moves[:BATCH_CHANGES_MAX], term)
-        more = len(moves) > BATCH_CHANGES_MAX
-        self._balance_at = now + (BALANCE_STEP_MS / 1000 if more else self._balance_interval_s)
+        self._to_balance += moves[BATCH_CHANGES_MAX:]
+        self._balance_at = now + (BALANCE_STEP_MS / 1000 if self._to_balance else self._balance_interval_s)
 
     async def _fence_broker(self, fence: FenceBroker, term: ControllerState) -> None:
         keys, writer = self._state.keys, new_writer_id(self._random)
