@@ -176,6 +176,10 @@ class SlowStore:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def operations_max(self) -> int:
+        return self.store_client.operations_max
+
     async def _way(self) -> None:
         promise = self._node.scheduler.promise()
         self._node.scheduler.call_later(self._node.cluster.network.delay_ms(), promise.set_result, None)

@@ -168,8 +168,8 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "a change overwrites the controller's",
         "broker/replication/isr_manager.py",
-        "Compare(self._partition_key(entry), mod_revision=state.mod_revision),",
-        "Compare(self._partition_key(entry)),",
+        "compares.append(Compare(key, mod_revision=change.before.mod_revision))",
+        "compares.append(Compare(key))",
         found_by("test_a_change_by_the_controller_is_not_overwritten"),
     ),
     Defect(

@@ -369,8 +369,8 @@ RARE = (
         0,
         "a change overwrites the controller's",
         "broker/replication/isr_manager.py",
-        "Compare(self._partition_key(entry), mod_revision=state.mod_revision),",
-        "Compare(self._partition_key(entry)),",
+        "compares.append(Compare(key, mod_revision=change.before.mod_revision))",
+        "compares.append(Compare(key))",
     ),
     rule(
         0,

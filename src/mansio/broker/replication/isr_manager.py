@@ -1,6 +1,7 @@
 """ISR manager: a leader's changes of the in-sync sets (ISR) of its partitions.
 
-Each change is one transaction of the metadata store. It is applied only if the partition's state in the store is
+Changes that become due together share a transaction of the metadata store: when a broker fails or returns, those of
+thousands of partitions do. A transaction is applied only if the state of each of its partitions in the store is
 unchanged, this broker's session is alive, and, for each broker that is added, the session in which that broker reached
 the required offset is alive. Until the outcome is known, commits wait for the replicas of both the committed and the
 proposed set (`ReplicationProgress.propose`).
@@ -9,14 +10,17 @@ Invariants:
 * Only the leader changes the set, and it never removes itself.
 * A replica is added when it has all records below the high watermark and below the start offset of this leader epoch.
   It is removed when its broker's session ends, or when it lags for more than `lag_ms_max`.
-* After a lost response the same transaction is retried until it is known to be committed, or the partition's state is
-  known to have changed; in that case the transaction cannot be committed any more.
+* After a lost response the same transaction is retried until it is known to be committed, or the state of one of its
+  partitions is known to have changed; in that case the transaction cannot be committed any more.
 * At most one change per partition is in flight, and `CHANGES_IN_FLIGHT_MAX` in total.
+* After a conflict transactions get smaller, so that a partition that changes all the time does not prevent the changes
+  of many others.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConcurrentChange, MansioError
@@ -30,10 +34,11 @@ from mansio.metadata.metadata_store import (
     transact_resolving_ambiguity,
 )
 from mansio.metadata.model import partition_document
+from mansio.metadata.transactions import BATCH_CHANGES_MAX
 from mansio.ports import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.metadata.metadata_store import Keys, MetadataStore
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHANGES_IN_FLIGHT_MAX: Final = 32
+CHANGES_IN_FLIGHT_MAX: Final = 400
 """Maximum number of changes of different partitions in flight."""
 
 CHECK_INTERVAL_MS: Final = 500
@@ -68,6 +73,22 @@ class _LeaderPartition:
     def is_current(self) -> bool:
         """Whether this broker still leads the partition in the same leader epoch."""
         return self.partition.replica is self.replica and not self.partition.closed
+
+
+class _IsrChange:
+    """A change of the in-sync set of one partition."""
+
+    __slots__ = ("after", "before", "entry")
+
+    def __init__(self, entry: _LeaderPartition, before: PartitionState, after: PartitionState) -> None:
+        self.entry = entry
+        self.before = before
+        self.after = after
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the partition is led by this broker, and is not known to have another state than before."""
+        return self.entry.is_current and self.entry.state.mod_revision == self.before.mod_revision
 
 
 class IsrManager:
@@ -100,7 +121,9 @@ class IsrManager:
         self._lag_ms_max = lag_ms_max
         self._leader_partitions: dict[Partition, _LeaderPartition] = {}
         self._waiting: dict[_LeaderPartition, None] = {}
+        self._is_scheduled = False
         self._in_flight_count = 0
+        self._batch_size = BATCH_CHANGES_MAX
         self._timer: Timer | None = None
         self._stopped = False
         self.expansion_count = 0
@@ -179,7 +202,13 @@ class IsrManager:
         if self._target_isr(entry) == entry.replica.in_sync:
             return
         self._waiting[entry] = None
-        self._start_changes()
+        self._schedule_changes()
+
+    def _schedule_changes(self) -> None:
+        """Start the changes that wait when everything has been handled that happens now."""
+        if self._waiting and not self._is_scheduled and self._in_flight_count < CHANGES_IN_FLIGHT_MAX:
+            self._is_scheduled = True
+            self._scheduler.call_soon(self._start_changes)
 
     def _target_isr(self, entry: _LeaderPartition) -> frozenset[int]:
         """Return the in-sync set that the partition should have, as far as this broker knows."""
@@ -202,81 +231,113 @@ class IsrManager:
         return (replica.in_sync - removed) | joining
 
     def _start_changes(self) -> None:
-        while self._waiting and self._in_flight_count < CHANGES_IN_FLIGHT_MAX:
+        self._is_scheduled = False
+        while (room := CHANGES_IN_FLIGHT_MAX - self._in_flight_count) > 0:
+            changes, sessions = self._next_changes(min(room, self._batch_size))
+            if not changes:
+                return
+            self._in_flight_count += len(changes)
+            self._scheduler.spawn(self._change_isrs(changes, sessions), name="change in-sync sets")
+
+    def _next_changes(self, count_max: int) -> tuple[list[_IsrChange], dict[int, int]]:
+        """Take changes that wait, and propose their sets, as far as one transaction can have them. Return them, and the
+        brokers whose sessions they require, with the broker epochs."""
+        changes: list[_IsrChange] = []
+        sessions: dict[int, int] = {}
+        while self._waiting and len(changes) < count_max:
             entry = next(iter(self._waiting))
-            del self._waiting[entry]
             target = (
                 self._target_isr(entry)
                 if entry.is_current and not entry.is_changing
                 else entry.replica.in_sync
             )
             if target == entry.replica.in_sync:
+                del self._waiting[entry]
                 continue
+            state, followers = entry.state, entry.replica.followers()
+            added = {node: followers[node].broker_epoch for node in sorted(target - {*state.isr})}
+            required = {self._node_id: state.leader_broker_epoch, **added}
+            agrees = all(sessions.get(node, epoch) == epoch for node, epoch in required.items())
+            conditions = len(changes) + 1 + len(sessions.keys() | required.keys())
+            if changes and (not agrees or conditions > self._store.operations_max):
+                break
+            del self._waiting[entry]
+            sessions |= required
+            isr = (*(node for node in state.isr if node in target), *added)
+            after = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
             entry.is_changing = True
-            followers = entry.replica.followers()
-            sessions = {node: followers[node].broker_epoch for node in sorted(target - {*entry.state.isr})}
             entry.replica.propose_isr(target)
-            self._in_flight_count += 1
-            name = f"in-sync set of {entry.partition.name}"
-            self._scheduler.spawn(self._change_isr(entry, entry.state, target, sessions), name=name)
+            changes.append(_IsrChange(entry, state, after))
+        return changes, sessions
 
     # Change
 
-    async def _change_isr(
-        self, entry: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
-    ) -> None:
-        """Change the in-sync set in `state` to `target`, unless the state has changed meanwhile.
-
-        `sessions`: for each added broker, the broker epoch in which it reached the required offset."""
+    async def _change_isrs(self, changes: Sequence[_IsrChange], sessions: Mapping[int, int]) -> None:
+        """Change in-sync sets in one transaction, unless the state of a partition or one of the `sessions` has changed
+        meanwhile."""
+        waiting = deque(changes)
         try:
-            isr = (*(node for node in state.isr if node in target), *sessions)
-            after = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
-            compares = [
-                Compare(self._partition_key(entry), mod_revision=state.mod_revision),
-                Compare(self._keys.session(self._node_id), create_revision=state.leader_broker_epoch),
-            ]
-            for node, epoch in sessions.items():
-                compares.append(Compare(self._keys.session(node), create_revision=epoch))
-            await self._commit_isr_change(entry, state, after, compares)
+            is_committed = await self._commit(changes, sessions)
+            self._batch_size = BATCH_CHANGES_MAX if is_committed else max(1, self._batch_size // 2)
+            while waiting:
+                change = waiting.popleft()
+                if is_committed:
+                    self._on_change_committed(change)
+                    self._end_change(change.entry)
+                else:
+                    self._scheduler.spawn(self._catch_up(change), name="read an in-sync set")
         finally:
-            entry.is_changing = False
-            self._in_flight_count -= 1
+            for change in waiting:
+                self._end_change(change.entry)
+
+    def _end_change(self, entry: _LeaderPartition) -> None:
+        """Allow the next change of a partition, and start it if it is due."""
+        entry.is_changing = False
+        self._in_flight_count -= 1
         if entry.is_current:
             self._start_change_if_due(entry)
-        self._start_changes()
+        self._schedule_changes()
 
-    async def _commit_isr_change(
-        self, entry: _LeaderPartition, before: PartitionState, after: PartitionState, compares: list[Compare]
-    ) -> None:
-        """Retry the transaction until it is known that it is committed, or that it cannot be committed any more."""
+    async def _commit(self, changes: Sequence[_IsrChange], sessions: Mapping[int, int]) -> bool:
+        """Retry a transaction until it is known that it is committed, or that it cannot be committed any more; return
+        which of them."""
         writer = new_writer_id(self._random)
-        put = Put(self._partition_key(entry), encode(partition_document(after), writer))
+        compares, puts = [], []
+        for node, epoch in sessions.items():
+            compares.append(Compare(self._keys.session(node), create_revision=epoch))
+        for change in changes:
+            key = self._partition_key(change.entry)
+            compares.append(Compare(key, mod_revision=change.before.mod_revision))
+            puts.append(Put(key, encode(partition_document(change.after), writer)))
         failures = 0
-        while True:
-            if not entry.is_current or entry.state.mod_revision != before.mod_revision or self._stopped:
-                return
+        while not self._stopped and all(change.is_current for change in changes):
             try:
-                done = await transact_resolving_ambiguity(self._store, compares, [put], writer)
+                done = await transact_resolving_ambiguity(self._store, compares, puts, writer)
             except ConcurrentChange:
-                break
+                return False
             except MansioError as error:
-                logger.warning(
-                    "isr_change_failed",
-                    extra=fields(
-                        topic=entry.partition.topic, partition=entry.partition.index, reason=error.message
-                    ),
+                first = changes[0].entry.partition
+                known = fields(
+                    partitions=len(changes), topic=first.topic, partition=first.index, reason=error.message
                 )
+                logger.warning("isr_change_failed", extra=known)
                 failures += 1
                 await self._scheduler.sleep(CHANGE_BACKOFF.delay_ms(failures))
                 continue
-            if done.succeeded:
-                self._on_change_committed(entry, before, after._replace(mod_revision=done.revision))
-                return
-            break
-        await self._read_with_retries(entry)
-        await self._scheduler.sleep(
-            ISR_RETRY_MS
-        )  # whatever the reason, the metadata image has to catch up first
+            for change in changes if done.succeeded else ():
+                change.after = change.after._replace(mod_revision=done.revision)
+            return done.succeeded
+        return False
+
+    async def _catch_up(self, change: _IsrChange) -> None:
+        """Learn the state of a partition after a change that cannot be committed any more."""
+        try:
+            if change.is_current:
+                await self._read_with_retries(change.entry)
+                # Whatever the reason, the metadata image has to catch up first.
+                await self._scheduler.sleep(ISR_RETRY_MS)
+        finally:
+            self._end_change(change.entry)
 
     async def _read_with_retries(self, entry: _LeaderPartition) -> None:
         failures = 0
@@ -308,10 +369,9 @@ class IsrManager:
         )
         self._apply_state(entry, found)
 
-    def _on_change_committed(
-        self, entry: _LeaderPartition, old: PartitionState, state: PartitionState
-    ) -> None:
+    def _on_change_committed(self, change: _IsrChange) -> None:
         """Count and log a committed change; apply it unless the metadata image already contained it."""
+        entry, old, state = change.entry, change.before, change.after
         before, after = frozenset(old.isr), frozenset(state.isr)
         self.expansion_count += bool(after - before)
         self.shrink_count += bool(before - after)
