@@ -24,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConcurrentChange, MansioError
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.metadata.metadata_store import (
     Compare,
@@ -52,6 +53,8 @@ CHANGES_IN_FLIGHT_MAX: Final = 400
 """Maximum number of changes of different partitions in flight."""
 
 CHECK_INTERVAL_MS: Final = 500
+LAG_CHECKS: Final = 10
+"""Number of checks of a replica's lag in the time that it may lag, if all replicas are in sync."""
 ISR_RETRY_MS: Final = 200
 CHANGE_BACKOFF: Final = Backoff(ISR_RETRY_MS, 2_000, jitter=0)
 
@@ -73,6 +76,12 @@ class _LeaderPartition:
     def is_current(self) -> bool:
         """Whether this broker still leads the partition in the same leader epoch."""
         return self.partition.replica is self.replica and not self.partition.closed
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether a replica is not in sync, or is to be removed from the in-sync set."""
+        replica = self.replica
+        return len(replica.in_sync) <= len(replica.followers()) or bool(self.ended_sessions)
 
 
 class _IsrChange:
@@ -122,6 +131,9 @@ class IsrManager:
         self._leader_partitions: dict[Partition, _LeaderPartition] = {}
         self._waiting: dict[_LeaderPartition, None] = {}
         self._is_scheduled = False
+        self._unchecked: deque[_LeaderPartition] = deque()
+        self._checks_until_lag = 0
+        self._turns = ItemTurns(scheduler, Work.ISR_CHECK)
         self._in_flight_count = 0
         self._batch_size = BATCH_CHANGES_MAX
         self._timer: Timer | None = None
@@ -138,6 +150,7 @@ class IsrManager:
         self._stopped = True
         self._leader_partitions.clear()
         self._waiting.clear()
+        self._unchecked.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -186,12 +199,33 @@ class IsrManager:
 
     def _check(self) -> None:
         self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
-        for entry in list(self._leader_partitions.values()):
+        if self._unchecked:
+            return  # the last check still takes its turns
+        self._checks_until_lag -= 1
+        if checks_lag := self._checks_until_lag <= 0:
+            self._checks_until_lag = self._lag_ms_max // (LAG_CHECKS * CHECK_INTERVAL_MS)
+        self._unchecked = deque(self._leader_partitions.values())
+        self._check_some(checks_lag)
+
+    def _check_some(self, checks_lag: bool) -> None:
+        """Check partitions for one turn of the event loop, and go on in the next one. Most partitions of many have no
+        change to wait for: of these only the lag is checked, less often."""
+        unchecked, turns = self._unchecked, self._turns
+        is_session_valid = self._is_session_valid()
+        turns.begin()
+        while unchecked:
+            entry = unchecked.popleft()
             if not entry.is_current:
                 self.remove(entry.partition)
-                continue
-            entry.partition.check_session()
-            self._start_change_if_due(entry)
+            else:
+                if not is_session_valid or entry.partition.high_watermark < entry.partition.end_offset:
+                    entry.partition.check_session()
+                if checks_lag or entry.lacks_replicas:
+                    self._start_change_if_due(entry)
+            if unchecked and turns.is_over():
+                self._scheduler.call_after_pause(self._check_some, checks_lag)
+                break
+        turns.end()
 
     # Decide
 
