@@ -22,6 +22,8 @@ from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.broker.log_view.view import SnapshotSource
     from mansio.ports import Background, Disk
     from mansio.storage.log import Log
@@ -36,11 +38,12 @@ RETAINED_SNAPSHOTS: Final = 2
 
 def snapshot_names(disk: Disk, directory: str, suffix: str) -> list[str]:
     """Return the names of the snapshots of a kind, newest first. Raises `OSError`."""
-    names = disk.list_directory(directory)
-    return sorted(
-        (name for name in names if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()),
-        reverse=True,
-    )
+    return sorted(snapshots_among(disk.list_directory(directory), suffix), reverse=True)
+
+
+def snapshots_among(names: Iterable[str], suffix: str) -> list[str]:
+    """Return the names among these that snapshots of a kind have."""
+    return [name for name in names if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()]
 
 
 def remove_snapshots_above(end_offset: int, disk: Disk, directory: str, suffix: str) -> None:

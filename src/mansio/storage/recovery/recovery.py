@@ -60,7 +60,8 @@ class RecoveredLog:
     `created`: there was no segment, and a new one was created. `checked_bytes` is the number of bytes that were read
     and checked. `truncated_tail` describes the truncated bytes; None if there are none. `indexes_due` are the closed
     segments whose index files have to be written. The index file of the active segment covers its first
-    `index_saved_bytes` bytes. `timestamps_due`: the timestamps file has to be written.
+    `index_saved_bytes` bytes. `timestamps_due`: the timestamps file has to be written. `other_files` are the names of
+    the files in the directory that are not of the log: snapshots of views.
     """
 
     segments: list[Segment]
@@ -75,6 +76,7 @@ class RecoveredLog:
     index_saved_bytes: int = 0
     timestamps_due: bool = False
     compaction: CompactionState = NOT_COMPACTED
+    other_files: tuple[str, ...] = ()
 
     @property
     def truncated_bytes(self) -> int:
@@ -105,7 +107,21 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
     compaction = recover_compaction(
         disk, directory, checkpoint.start_offset if checkpoint is not None else -1
     )
-    bases = _clear_and_list(disk, directory)
+    bases, other_files = _clear_and_list(disk, directory)
+    recovered = yield from _recover_segments(disk, directory, settings, checkpoint, compaction, bases)
+    recovered.other_files = other_files
+    return recovered
+
+
+def _recover_segments(
+    disk: Disk,
+    directory: str,
+    settings: LogSettings,
+    checkpoint: Checkpoint | None,
+    compaction: CompactionState,
+    bases: list[int],
+) -> SyncSteps[RecoveredLog]:
+    """Recover a log whose segments have these base offsets, or create one if there are none."""
     if (
         checkpoint is not None
         and bases
@@ -154,16 +170,19 @@ def _remove_unreachable(
     return truncated
 
 
-def _clear_and_list(disk: Disk, directory: str) -> list[int]:
-    """Remove the temporary files of interrupted writes; returns the sorted base offsets of the segments."""
-    bases = []
+def _clear_and_list(disk: Disk, directory: str) -> tuple[list[int], tuple[str, ...]]:
+    """Remove the temporary files of interrupted writes; returns the sorted base offsets of the segments, and the names
+    of files that are not of the log."""
+    bases, others = [], []
     for name in disk.list_directory(directory):
         base = base_offset_of(name)
         if base is not None:
             bases.append(base)
         elif name.endswith(TEMPORARY_SUFFIX):
             disk.remove(f"{directory}/{name}")
-    return sorted(bases)
+        elif name.partition(".")[0].isdecimal() and not name.endswith(INDEX_SUFFIX):
+            others.append(name)
+    return sorted(bases), tuple(others)
 
 
 def _create(

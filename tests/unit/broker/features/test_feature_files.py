@@ -136,8 +136,26 @@ def test_changed_settings_list_no_directory() -> None:
     assert disk.listings == opened
 
 
+def test_a_partition_without_snapshots_is_opened_without_a_listing_on_the_event_loop() -> None:
+    """Recovery, on its thread, has listed the directory: with a slow disk, thousands of listings would stop the loop."""
+    bench = bench_of()
+    disk = CountedDisk(bench.disk)
+    open_partition(bench, disk=disk).append(batch_of(b"first"))
+    bench.flush()
+    assert disk.listings == 0
+    bench = bench_of(bench.disk)
+    disk = CountedDisk(bench.disk)
+    open_partition(bench, disk=disk)
+    assert disk.listings == 0
+
+
 def test_a_partition_whose_directory_cannot_be_listed_has_failed() -> None:
     bench = bench_of()
+    partition = open_partition(bench, "deduplication")
+    partition.append(batch_of(b"first", dedup_id=b"1"))
+    bench.flush()
+    close(partition)
+    bench = bench_of(bench.disk)
     disk = CountedDisk(bench.disk)
     disk.error = OSError(errno.EMFILE, "Too many open files")
     partition = open_partition(bench, disk=disk)

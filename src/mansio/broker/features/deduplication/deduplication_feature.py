@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mansio.broker.features.deduplication.deduplication_view import DeduplicationView
 from mansio.broker.features.deduplication.deduplicator import ID_READER, Deduplicator
-from mansio.broker.log_view.snapshots import remove_snapshots_above
+from mansio.broker.log_view.snapshots import remove_snapshots_above, snapshots_among
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class DeduplicationFeature(PartitionFeature):
         return ID_READER if settings.dedup_ms > 0 else None
 
     def truncate(self, log: Log) -> None:
-        remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, DeduplicationView.suffix)
+        if snapshots_among(log.recovery.other_files, DeduplicationView.suffix):
+            remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, DeduplicationView.suffix)
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new

@@ -9,7 +9,7 @@ from mansio.broker.features.delays.delay_control_records import DelayControlType
 from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager, StoredRecordsCache
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
 from mansio.broker.features.delays.delayed_records import DelayedRecords
-from mansio.broker.log_view.snapshots import snapshot_names
+from mansio.broker.log_view.snapshots import snapshots_among
 from mansio.broker.partition.partition import Attached, PartitionFeature
 from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
@@ -35,7 +35,7 @@ class DelayFeature(PartitionFeature):
         return partition.settings.accepts_delays
 
     def is_stored(self, log: Log) -> bool:
-        return bool(snapshot_names(self._ports.disk, log.directory, DelayedRecords.suffix))
+        return bool(snapshots_among(log.recovery.other_files, DelayedRecords.suffix))
 
     def reader(self, settings: TopicSettings) -> RecordReader | None:
         return DELAY_READER if settings.accepts_delays else None

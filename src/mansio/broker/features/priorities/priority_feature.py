@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.priorities.priority_view import PRIORITY_READER, PriorityReader, PriorityView
-from mansio.broker.log_view.snapshots import remove_snapshots_above
+from mansio.broker.log_view.snapshots import remove_snapshots_above, snapshots_among
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class PriorityFeature(PartitionFeature):
         return PRIORITY_READER if settings.has_priorities else None
 
     def truncate(self, log: Log) -> None:
-        remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, PriorityView.suffix)
+        if snapshots_among(log.recovery.other_files, PriorityView.suffix):
+            remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, PriorityView.suffix)
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         view = PriorityView(partition.log, is_new=is_new, on_complete=partition.waits.wake_all)
