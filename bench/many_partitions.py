@@ -21,9 +21,10 @@ import pstats
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bench.interpreter import interpreter
+from mansio.broker.services.reassignments import REASSIGNMENTS_MAX
 from mansio.broker.topics.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
 from mansio.metadata.cluster_view import PartitionChange
@@ -40,7 +41,7 @@ from mansio.metadata.move_planner import (
     plan_moves,
     startable_moves,
 )
-from mansio.metadata.reassignment import Reassignment, is_reassigned
+from mansio.metadata.reassignment import Reassignment
 from mansio.metadata.session import Session
 from mansio.metadata.transactions import commit_changes
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
@@ -48,7 +49,7 @@ from mansio.testing.scheduler import SimulatedClock, SimulatedRandom, Simulation
 from mansio.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from mansio.metadata.metadata_store import TransactionResult
     from mansio.metadata.model import BrokerChange, PartitionState, Topic, TopicChange
@@ -94,7 +95,7 @@ class Costs:
     @property
     def transactions_max(self) -> float:
         """The transactions that the step may need."""
-        return TRANSACTIONS_PER_REPLICA_MAX * self.added + self.moved + 50
+        return TRANSACTIONS_PER_REPLICA_MAX * self.added + self.moved
 
 
 class CountingClient(InMemoryStoreClient):
@@ -256,23 +257,25 @@ class SimulatedCluster:
         """Number of replicas of a broker."""
         return sum(node_id in partition.replicas for partition in self.partitions())
 
-    def measure(self, step: str, begin: Callable[[], object], is_done: Callable[[], bool]) -> Costs:
-        """Execute a step, until `is_done`, which is asked about once in a second of virtual time."""
+    def measure(
+        self, step: str, begin: Callable[[], object], is_done: Callable[[], bool], *, look_ms: float = 1000
+    ) -> Costs:
+        """Execute a step, until `is_done`, which is called after each `look_ms` of virtual time. What it does itself is
+        not measured."""
         costs = self.client.costs = Costs(step)
         examined, began_ms = self.controller.examined, self.simulation.now_ms
         begin()
         end_ms = began_ms + STEP_MS_MAX
         while True:
-            self._run_second(costs)
+            self._run(costs, self.simulation.now_ms + look_ms)
             costs.virtual_s = (self.simulation.now_ms - began_ms) / 1000
             costs.examined = self.controller.examined - examined
             if is_done():
                 return costs
             assert self.simulation.now_ms < end_ms, f"{step} does not end"
 
-    def _run_second(self, costs: Costs) -> None:
+    def _run(self, costs: Costs, end_ms: float) -> None:
         step, now = self.simulation.step, time.thread_time
-        end_ms = self.simulation.now_ms + 1000
         more = True
         while more:
             calls = _CallCounter() if self.counts_calls else None
@@ -335,23 +338,25 @@ class SimulatedCluster:
         began = time.thread_time()
         moves = self.plan(goal)
         plan_s = time.thread_time() - began
-        ended: list[bool] = []
+        pending = list(moves)
+        running: list[Move] = []
 
-        async def work() -> None:
-            pending = list(moves)
-            running: list[Move] = []
-            while pending or running:
-                starting = startable_moves(pending, running)
-                for first in range(0, len(starting), 500):
-                    await self._begin(starting[first : first + 500])
-                begun = {(move.topic, move.partition) for move in starting}
-                pending = [move for move in pending if (move.topic, move.partition) not in begun]
-                running += starting
-                await self.scheduler.sleep(POLL_MS)
-                running = [move for move in running if is_reassigned(self._state_of(move))]
-            ended.append(True)
+        def begin() -> None:
+            nonlocal pending
+            starting = startable_moves(pending, running)
+            begun = {(move.topic, move.partition) for move in starting}
+            pending = [move for move in pending if (move.topic, move.partition) not in begun]
+            running.extend(starting)
+            for first in range(0, len(starting), REASSIGNMENTS_MAX):
+                self._spawn(self._begin(starting[first : first + REASSIGNMENTS_MAX]))
 
-        costs = self.measure(step, lambda: self._spawn(work()), lambda: bool(ended))
+        def is_done() -> bool:
+            # One that has not begun yet has its former replicas.
+            running[:] = [move for move in running if self._state_of(move).replicas != move.after]
+            begin()
+            return not running
+
+        costs = self.measure(step, begin, is_done, look_ms=POLL_MS)
         costs.plan_s = plan_s
         assert all(self._state_of(move).replicas == move.after for move in moves)
         assert not self.plan(goal), "a plan for the outcome of a plan is empty"
@@ -377,8 +382,8 @@ class SimulatedCluster:
     def _state_of(self, move: Move) -> PartitionState:
         return self.state.topics[move.topic].partitions[move.partition]
 
-    def _spawn(self, work: object) -> None:
-        self.scheduler.spawn(work, name="step")  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.scheduler.spawn(work, name="step")
 
 
 class _CallCounter:
@@ -402,8 +407,8 @@ async def _do_nothing(topic: Topic) -> None:
     del topic
 
 
-def run_steps(cluster: SimulatedCluster, topics: int, partitions: int) -> Iterable[Callable[[], Costs]]:
-    """Yield the steps, to be executed in this order."""
+def steps_of(cluster: SimulatedCluster, topics: int, partitions: int) -> Iterator[Callable[[], Costs]]:
+    """Yield the steps, to be executed in this order, for so many topics with so many partitions each."""
     first_new = cluster.brokers + 1
     yield lambda: cluster.create(topics, partitions)
     yield cluster.rest
@@ -444,7 +449,7 @@ def main() -> None:
         f"{'plan s':>8}{'proc. s':>9}{'longest':>9}{'virtual s':>9}",
         flush=True,
     )
-    for step in run_steps(cluster, chosen.partitions // chosen.topic_partitions, chosen.topic_partitions):
+    for step in steps_of(cluster, chosen.partitions // chosen.topic_partitions, chosen.topic_partitions):
         profile = cProfile.Profile(time.thread_time) if chosen.profile else None
         if profile is not None:
             profile.enable()

@@ -7,7 +7,8 @@ If a value cannot be decoded (damaged, or written by a newer Mansio), the image 
 would be wrong. It applies no later events; `failure` is the error, and the callbacks of `on_failure` are called.
 
 Invariants:
-* A topic is in `topics` only while it is live; a topic that is being created or deleted is in `unfinished_topics`.
+* A topic is in `topics` only while it is live; a topic that is being created or deleted is in `unfinished_topics`, with
+  the partitions that it had when its key was written.
 * A broker is in `brokers` only while it has a session. A single node has no session and no controller.
 * Brokers that start at the same time on an empty store create only one cluster.
 * The feature level never becomes lower than the one that was read.
@@ -306,6 +307,12 @@ class MetadataImage:
         """Whether a broker may lead partitions: it has a session, and its registration is active."""
         registration = self.registrations.get(node_id)
         return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
+
+    def count_replicas(self, node_id: int) -> int:
+        """Return the number of replicas that a broker has of partitions of live and unfinished topics."""
+        return sum(
+            node_id in partition.replicas for known in self._partitions.values() for partition in known.values()
+        )
 
     def colliding_topics(self, name: str) -> list[Topic]:
         """Return the topics, live or unfinished, whose names differ from `name` in `.` and `_` only, sorted."""
@@ -609,10 +616,10 @@ class MetadataImage:
     def _call_callbacks(self, touched: _Touched) -> None:
         changes: list[TopicChange] = []
         for name, indexes in touched.items():
-            if indexes is not None and (before := self.topics.get(name)) is not None:
-                changes.append(self._replace_partitions(before, indexes))
-            else:
+            if indexes is None:
                 changes += self._rebuild_topic(name)
+            elif (before := self.topics.get(name)) is not None:
+                changes.append(self._replace_partitions(before, indexes))
         broker_changes, self._broker_changes = self._broker_changes, []
         for broker_change in broker_changes:
             for on_broker_change in self._broker_callbacks:

@@ -357,32 +357,39 @@ def place_replicas(
     plus an arbitrary number. `replication_factor` is at least 1 and at most the number of hosts.
     """
     ring = _alternate_racks(brokers)
-    size = len(ring)
-    assert 1 <= replication_factor <= len({_host(one) for one in ring}), (
-        "the caller checks the number of hosts"
-    )
-    placed = []
-    for number in range(start, start + count):
-        leader, distance = number % size, number // size
-        others = [ring[(leader + 1 + (distance + step) % (size - 1)) % size] for step in range(size - 1)]
-        placed.append(_choose_replicas(ring[leader], others, replication_factor))
-    return placed
+    racks, hosts = [_rack(one) for one in ring], [_host(one) for one in ring]
+    assert 1 <= replication_factor <= len({*hosts}), "the caller checks the number of hosts"
+    return [
+        tuple(
+            ring[position].node_id for position in _choose_positions(racks, hosts, number, replication_factor)
+        )
+        for number in range(start, start + count)
+    ]
 
 
-def _choose_replicas(
-    leader: UsableBroker, others: Sequence[UsableBroker], replication_factor: int
-) -> tuple[int, ...]:
-    chosen = [leader]
-    taken = {_rack(leader): 1}
-    candidates = list(others)
+def _choose_positions(
+    racks: Sequence[Hashable], hosts: Sequence[Hashable], number: int, replication_factor: int
+) -> list[int]:
+    """Return the positions, in the round of brokers, of the replicas of one partition: one after the other the nearest
+    broker behind the leader, at the distance of this round, on a host without one, whose rack has the fewest of them.
+    `racks`, `hosts`: those of the brokers in the round."""
+    size = len(racks)
+    leader, distance = number % size, number // size
+    chosen, used, taken = [leader], {hosts[leader]}, {racks[leader]: 1}
+    level = 0
     while len(chosen) < replication_factor:
-        following = min(candidates, key=lambda one: taken.get(_rack(one), 0))  # the first one among equals
-        candidates.remove(following)
-        if any(_host(following) == _host(one) for one in chosen):
-            continue
-        chosen.append(following)
-        taken[_rack(following)] = taken.get(_rack(following), 0) + 1
-    return tuple(one.node_id for one in chosen)
+        # In each pass the racks that have `level` replicas get another one.
+        for step in range(size - 1):
+            position = (leader + 1 + (distance + step) % (size - 1)) % size
+            rack, host = racks[position], hosts[position]
+            if taken.get(rack, 0) == level and host not in used:
+                chosen.append(position)
+                if len(chosen) == replication_factor:
+                    break
+                used.add(host)
+                taken[rack] = level + 1
+        level += 1
+    return chosen
 
 
 def _alternate_racks(brokers: Iterable[UsableBroker]) -> list[UsableBroker]:

@@ -257,9 +257,10 @@ class IsrManager:
         joining = {
             node
             for node, follower in replica.followers().items()
-            if node in entry.state.replicas
-            and replica.can_join_isr(node)
+            if node not in replica.in_sync
             and follower.broker_epoch == self._broker_epoch_of(node) > 0
+            and replica.can_join_isr(node)
+            and node in entry.state.replicas
             and self._can_join_isr(node)
         }
         return (replica.in_sync - removed) | joining

@@ -106,13 +106,15 @@ class TopicLifecycle:
             self.opening_count -= count
 
     async def _execute_creation(self, topic: Topic) -> None:
-        puts = self._partition_puts(topic, 0)
-        if not await self.write(topic, with_puts=puts[: self._partition_puts_max]):
+        count, writer = len(topic.partitions), new_writer_id(self._random)
+        first = min(count, self._partition_puts_max)
+        if not await self.write(topic, with_puts=self._partition_puts(topic, range(first), writer)):
             self._check_session(topic.created_by)
             raise TopicAlreadyExists(f"topic {topic.name!r} already exists")
         written = self._find_unfinished(topic)
         self._check_collisions(written)
-        await self._write_partitions(written, puts[self._partition_puts_max :])
+        claimed = dataclasses.replace(topic, mod_revision=written.mod_revision)
+        await self._write_partitions(claimed, range(first, count), writer)
         if self._broker_epoch is not None:
             self._opened[topic.topic_id] = topic
         await self._open_partitions(topic)
@@ -162,10 +164,10 @@ class TopicLifecycle:
         self.opening_count += len(added)
         try:
             await self._open_partitions(grown)
-            puts = self._partition_puts(grown, there)
-            first = max(0, len(puts) - self._partition_puts_max)
-            await self._write_partitions(topic, puts[:first])
-            if not await self.write(grown, with_puts=puts[first:]):
+            count, writer = len(grown.partitions), new_writer_id(self._random)
+            last = range(max(there, count - self._partition_puts_max), count)
+            await self._write_partitions(grown, range(there, last.start), writer)
+            if not await self.write(grown, with_puts=self._partition_puts(grown, last, writer)):
                 raise ConcurrentChange(f"topic {topic.name} was changed concurrently; read it and retry")
         finally:
             self.opening_count -= len(added)
@@ -338,21 +340,24 @@ class TopicLifecycle:
         """Number of partition keys that one transaction can write together with the key of the topic."""
         return self._store.operations_max - 1
 
-    def _partition_puts(self, topic: Topic, start: int) -> list[Put]:
-        writer = new_writer_id(self._random)
+    def _partition_puts(self, topic: Topic, indexes: Sequence[int], writer: str) -> list[Put]:
+        keys = self.state.keys
         return [
             Put(
-                self.state.keys.partition(topic.topic_id, index),
-                metadata_store.encode(partition_document(partition), writer),
+                keys.partition(topic.topic_id, index),
+                metadata_store.encode(partition_document(topic.partitions[index]), writer),
             )
-            for index, partition in enumerate(topic.partitions[start:], start)
+            for index in indexes
         ]
 
-    async def _write_partitions(self, topic: Topic, puts: Sequence[Put]) -> None:
+    async def _write_partitions(self, topic: Topic, indexes: Sequence[int], writer: str) -> None:
+        """Write the keys of some partitions if the key of the topic is unchanged; those of one transaction are encoded
+        at a time."""
         guard = Compare(self.state.keys.topic(topic.name), mod_revision=topic.mod_revision)
-        for chunk in split_into_chunks(puts, self._store.operations_max):
+        for chunk in split_into_chunks(indexes, self._store.operations_max):
+            puts = self._partition_puts(topic, chunk, writer)
             done = await metadata_store.transact_with_retries(
-                self._store, [guard, *self._session_guard()], chunk
+                self._store, [guard, *self._session_guard()], puts
             )
             if not done.succeeded:
                 raise ConcurrentChange(f"topic {topic.name} was changed by another")

@@ -517,9 +517,7 @@ class Controller:
             raise InvalidRequest(
                 f"broker {node_id} is running, or its session has not ended yet: stop it first"
             )
-        topics = [*self._state.topics.values(), *self._state.unfinished_topics.values()]
-        replicas = sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
-        if replicas:
+        if replicas := self._state.count_replicas(node_id):
             count = f"{replicas} replica{'s' if replicas > 1 else ''}"
             raise InvalidRequest(
                 f"broker {node_id} has {count}: move them to other brokers first (mansio cluster drain {node_id})"
