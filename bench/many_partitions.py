@@ -70,8 +70,11 @@ POLL_MS: Final = 500.0
 """Time between two looks at the moves, as of `mansio cluster rebalance`."""
 BALANCE_INTERVAL_MS: Final = 60_000
 STEP_MS_MAX: Final = 3_600_000.0
-STEP_CALLBACKS_MAX: Final = 50_000_000
 TRANSACTIONS_PER_REPLICA_MAX: Final = 1.1
+CREATED_BYTES_MAX: Final = 300
+CHANGED_BYTES_MAX: Final = 1000
+"""Bytes of keys and values for a replica that is added, or a leader that moves, with those of its move."""
+EXAMINED_PER_CHANGE_MAX: Final = 6
 
 
 @dataclass
@@ -83,6 +86,8 @@ class Costs:
     conflicts: int = 0
     bytes_written: int = 0
     examined: int = 0
+    registrations: int = 0
+    """Sessions that began or ended."""
     added: int = 0
     moved: int = 0
     processor_s: float = 0.0
@@ -234,6 +239,7 @@ class SimulatedCluster:
 
     def register(self, node_id: int) -> None:
         """Give a broker a session, and an active registration."""
+        self.client.costs.registrations += 1
         rack = f"rack-{node_id % RACKS}"
         endpoint = BrokerEndpoint(node_id, f"broker-{node_id}", 9092, rack)
         lease = self.leases[node_id] = self.store.grant(LEASE_S)
@@ -246,6 +252,7 @@ class SimulatedCluster:
 
     def lose(self, node_id: int) -> None:
         """End the session of a broker."""
+        self.client.costs.registrations += 1
         self.store.end_lease(self.leases.pop(node_id))
 
     def partitions(self) -> Iterable[PartitionState]:
@@ -278,7 +285,7 @@ class SimulatedCluster:
         step, now = self.simulation.step, time.thread_time
         more = True
         while more:
-            calls = _CallCounter() if self.counts_calls else None
+            calls = CallCounter() if self.counts_calls else None
             began = now()
             if calls is None:
                 more = step(end_ms)
@@ -386,14 +393,15 @@ class SimulatedCluster:
         self.scheduler.spawn(work, name="step")
 
 
-class _CallCounter:
+class CallCounter:
     """Counts the calls of functions, also of those written in C, in a `with` block."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> CallCounter:
         sys.setprofile(self._count)
+        return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
@@ -419,10 +427,25 @@ def steps_of(cluster: SimulatedCluster, topics: int, partitions: int) -> Iterato
     def add() -> Costs:
         for node_id in range(first_new, first_new + 3):
             cluster.register(node_id)
+        cluster.simulation.run_for(1000)
         return cluster.move("add 3 brokers", Rebalance())
 
     yield add
     yield lambda: cluster.move("drain broker 3", Drain(3))
+
+
+def check_costs(costs: Costs, partitions: int) -> None:
+    """Raise `AssertionError` if a step has cost more than it may in a cluster with so many partitions."""
+    changes = costs.added + costs.moved
+    if costs.step == "create":
+        assert costs.transactions <= 0.02 * partitions + 10, costs
+        assert costs.bytes_written <= CREATED_BYTES_MAX * partitions, costs
+    else:
+        assert costs.transactions <= costs.transactions_max + 5, costs
+        assert costs.bytes_written <= CHANGED_BYTES_MAX * (changes + 10), costs
+    # All partitions when something about the brokers changes, and each minute; those that change a few times.
+    scans = 2 * costs.registrations + costs.virtual_s * 1000 / BALANCE_INTERVAL_MS + 2
+    assert costs.examined <= scans * partitions + EXAMINED_PER_CHANGE_MAX * changes, costs
 
 
 def show(costs: Costs) -> str:

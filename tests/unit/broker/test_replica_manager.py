@@ -236,3 +236,14 @@ def test_a_former_replica_is_removed_unless_it_was_assigned_again() -> None:
     bench.tell(TopicChange(None, made))
     bench.simulation.run_for(5000)
     assert bench.removed == ["t-0"]
+
+
+def test_only_the_partitions_that_have_changed_are_looked_at() -> None:
+    bench = ReplicaManagerBench()
+    before = topic("large")
+    before = dataclasses.replace(before, partitions=before.partitions * 1_000)
+    after = dataclasses.replace(before)
+    looked_at: list[int] = []
+    bench.partition_or_error = lambda _, index: looked_at.append(index)
+    bench.tell(TopicChange(before, after, [3, 500]))
+    assert looked_at == [3, 500]

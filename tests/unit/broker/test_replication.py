@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.many_partitions import CallCounter
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherSettings
 from mansio.errors import (
     FencedLeaderEpoch,
@@ -794,6 +795,45 @@ def test_a_lost_answer_of_the_store_is_cleared_up() -> None:
         cluster.run_until(lambda: 3 in cluster.state().isr, 20_000)
         ack = committed(cluster, b"b")
         assert cluster[3].log.durable_end_offset > ack.offset
+
+
+def test_the_in_sync_sets_of_many_partitions_change_in_few_transactions() -> None:
+    cluster = running(partitions=120)
+    cluster.kill(3)
+    first = cluster.store.revision
+    cluster.end_session(3)
+    everywhere = range(120)
+    cluster.run_until(lambda: all(cluster.state(index).isr == (1, 2) for index in everywhere), 1000)
+    assert cluster.store.revision - first <= 1 + 120 / 50 + 1
+    cluster.restart(3)
+    first = cluster.store.revision
+    cluster.run_until(lambda: all(3 in cluster.state(index).isr for index in everywhere))
+    assert cluster.store.revision - first <= 20
+
+
+def test_a_conflict_about_one_partition_does_not_prevent_the_changes_of_others() -> None:
+    cluster = running(partitions=10)
+    cluster.kill(3)
+    cluster[1].store.held = True
+    cluster.end_session(3)
+    cluster.run_until(lambda: cluster[1].store.waiting, 1000)
+    cluster.elect(2, index=4)
+    cluster[1].store.release()
+    others = [index for index in range(10) if index != 4]
+    cluster.run_until(lambda: all(cluster.state(index).isr == (1, 2) for index in others), 2000)
+    changed = cluster.state(4)
+    assert (changed.leader, changed.leader_epoch, changed.isr) == (2, 1, (1, 2, 3))
+    cluster.run_until(lambda: cluster[1].isr_manager.shrink_count == 9, 1000)
+
+
+def test_the_check_of_in_sync_sets_does_little_for_partitions_without_a_change() -> None:
+    cluster = running(partitions=200)
+    manager = cluster[1].isr_manager
+    manager._lag_ms_max = 30_000  # the default; the next check is about lag, too
+    manager._check()
+    with CallCounter() as counter:
+        manager._check()
+    assert counter.count <= 200 * 14
 
 
 def test_a_change_by_the_controller_is_not_overwritten() -> None:
