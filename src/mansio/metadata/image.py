@@ -477,8 +477,8 @@ class MetadataImage:
                 known[int(index)] = decode_partition(document, event.mod_revision)
             elif known.pop(int(index), None) is not None and not known:
                 del self._partitions[topic_id]
-            if (name := self._names.get(topic_id)) is not None:
-                indexes = touched.setdefault(name, set())
+            if topic_id in self._names:
+                indexes = touched.setdefault(self._names[topic_id], set())
                 if indexes is not None:
                     indexes.add(int(index))
         elif event.key.startswith(keys.brokers):
