@@ -21,7 +21,7 @@ import pstats
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from bench.interpreter import interpreter
 from mansio.broker.services.reassignments import REASSIGNMENTS_MAX
@@ -307,9 +307,7 @@ class SimulatedCluster:
             for number in range(topics):
                 await self.topics.create(NewTopic(f"topic-{number:05}", partitions, REPLICATION_FACTOR))
 
-        return self.measure(
-            "create", lambda: self._spawn(work()), lambda: len(self.state.topics) == topics
-        )
+        return self.measure("create", lambda: self._spawn(work()), lambda: len(self.state.topics) == topics)
 
     def lose_broker(self, node_id: int) -> Costs:
         """A broker is lost: others lead, and no in-sync set contains it."""
@@ -399,7 +397,7 @@ class CallCounter:
     def __init__(self) -> None:
         self.count = 0
 
-    def __enter__(self) -> CallCounter:
+    def __enter__(self) -> Self:
         sys.setprofile(self._count)
         return self
 
@@ -467,8 +465,8 @@ def main() -> None:
     cluster.start()
     gc.freeze()
     print(
-        f"Mansio {__version__}, {chosen.partitions:,} partitions of {chosen.topic_partitions}, {chosen.brokers} brokers, "
-        f"Python {interpreter()}\n{'':18}{'added':>8}{'moved':>8}{'trans.':>9}{'confl.':>6}{'MB':>9}{'examined':>12}"
+        f"Mansio {__version__}, {chosen.partitions:,} partitions of {chosen.topic_partitions}, "
+        f"{chosen.brokers} brokers, Python {interpreter()}\n{'':18}{'added':>8}{'moved':>8}{'trans.':>9}{'confl.':>6}{'MB':>9}{'examined':>12}"
         f"{'plan s':>8}{'proc. s':>9}{'longest':>9}{'virtual s':>9}",
         flush=True,
     )

@@ -3,8 +3,8 @@
     python -m bench.many_replicas [--partitions N] [--topics N] [--runs N] [--directory DIR]
 
 Each partition has three replicas, so each broker has one of every partition. The brokers and etcd run on this machine,
-brokers with 1,024 open files. After the topics are created, one broker is killed, and a record is produced with acks=all
-to each partition that it led; then it starts again.
+brokers with 1,024 open files. After the topics are created, one broker is killed, and a record is produced with
+acks=all to each partition that it led; then it starts again.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class Cluster:
         command += ["--listen-client-urls", self._etcd_url, "--advertise-client-urls", self._etcd_url]
         command += ["--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url]
         command += ["--initial-cluster", f"one={peer_url}"]
-        stack.callback(
-            Server(command, 0, directory / "etcd", None, b"ready to serve client requests").stop
-        )
+        stack.callback(Server(command, 0, directory / "etcd", None, b"ready to serve client requests").stop)
         self._ports = {node_id: free_port() for node_id in range(1, BROKERS + 1)}
         self.brokers: dict[int, Server] = {}
         for node_id in self._ports:
@@ -94,7 +92,14 @@ class Cluster:
         """Start a broker with the data that it has."""
         data, port = self._directory / f"broker-{node_id}", self._ports[node_id]
         command = ["sh", "-c", f'ulimit -n {OPEN_FILES}; exec "$@"', "sh"]
-        command += [shutil.which("mansio") or "mansio", "serve", "--node-id", str(node_id), "--data", str(data)]
+        command += [
+            shutil.which("mansio") or "mansio",
+            "serve",
+            "--node-id",
+            str(node_id),
+            "--data",
+            str(data),
+        ]
         command += ["--kafka", f"127.0.0.1:{port}", "--http", "", "--etcd", self._etcd_url]
         for setting in (f"partitions_max={2 * self._partitions}", f"default_replication_factor={BROKERS}"):
             command += ["--set", setting]

@@ -86,9 +86,9 @@ class PlanBuilder:
     """Makes the decisions that are due, partition by partition, so that other work can run in between.
 
     `wanted` has the partitions to decide about, as indexes by the name of their topic; all if it is None. With
-    `balance`, leaderships also return to the preferred leaders. A plan finishes at most `FINISHES_MAX` reassignments, so
-    that elections that become due meanwhile wait for few transactions; none without `may_finish`. The view may change
-    between two steps: each decision is executed only if what it relies on is unchanged.
+    `balance`, leaderships also return to the preferred leaders. A plan finishes at most `FINISHES_MAX` reassignments,
+    so that elections that become due meanwhile wait for few transactions; none without `may_finish`. The view may
+    change between two steps: each decision is executed only if what it relies on is unchanged.
     """
 
     def __init__(

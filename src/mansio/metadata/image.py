@@ -311,7 +311,9 @@ class MetadataImage:
     def count_replicas(self, node_id: int) -> int:
         """Return the number of replicas that a broker has of partitions of live and unfinished topics."""
         return sum(
-            node_id in partition.replicas for known in self._partitions.values() for partition in known.values()
+            node_id in partition.replicas
+            for known in self._partitions.values()
+            for partition in known.values()
         )
 
     def colliding_topics(self, name: str) -> list[Topic]:

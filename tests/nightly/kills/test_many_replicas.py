@@ -7,8 +7,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
-
 from bench.many_replicas import SESSION_S, run
+
 from support.machine import scaled
 from system.cluster.load import say
 

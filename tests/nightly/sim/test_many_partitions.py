@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from bench.many_partitions import SimulatedCluster, check_costs, steps_of
 
 PARTITIONS = 100_000

@@ -7,8 +7,8 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from bench.many_partitions import CallCounter
+
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherSettings
 from mansio.errors import (
     FencedLeaderEpoch,

@@ -6,14 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
 from bench.many_partitions import CallCounter, SimulatedCluster, check_costs, steps_of
+
 from mansio.metadata.metadata_store import Put, encode
 from mansio.metadata.model import partition_document
 from mansio.metadata.topic_plan import UsableBroker, place_replicas
 
 if TYPE_CHECKING:
     from bench.many_partitions import Costs
+
     from mansio.metadata.model import TopicChange
 
 CALLS_IN_TURN_MAX = 16_000

@@ -137,7 +137,7 @@ def test_changed_settings_list_no_directory() -> None:
 
 
 def test_a_partition_without_snapshots_is_opened_without_a_listing_on_the_event_loop() -> None:
-    """Recovery, on its thread, has listed the directory: with a slow disk, thousands of listings would stop the loop."""
+    """Recovery, on its thread, has listed the directory: on a slow disk, thousands of listings would stop the loop."""
     bench = bench_of()
     disk = CountedDisk(bench.disk)
     open_partition(bench, disk=disk).append(batch_of(b"first"))
