@@ -466,10 +466,10 @@ def main() -> None:
     gc.freeze()
     print(
         f"Mansio {__version__}, {chosen.partitions:,} partitions of {chosen.topic_partitions}, "
-        f"{chosen.brokers} brokers, Python {interpreter()}\n{'':18}{'added':>8}{'moved':>8}{'trans.':>9}{'confl.':>6}{'MB':>9}{'examined':>12}"
-        f"{'plan s':>8}{'proc. s':>9}{'longest':>9}{'virtual s':>9}",
-        flush=True,
+        f"{chosen.brokers} brokers, Python {interpreter()}"
     )
+    print(f"{'':18}{'added':>8}{'moved':>8}{'trans.':>9}{'confl.':>6}{'MB':>9}{'examined':>12}", end="")
+    print(f"{'plan s':>8}{'proc. s':>9}{'longest':>9}{'virtual s':>9}", flush=True)
     for step in steps_of(cluster, chosen.partitions // chosen.topic_partitions, chosen.topic_partitions):
         profile = cProfile.Profile(time.thread_time) if chosen.profile else None
         if profile is not None:
