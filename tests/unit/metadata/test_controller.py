@@ -122,6 +122,22 @@ def test_two_thousand_partitions_move_within_two_hundred_transactions() -> None:
     run(check)
 
 
+def test_the_elections_of_many_partitions_wait_for_a_slow_store_together() -> None:
+    async def check(cluster: Cluster) -> None:
+        await three(cluster)
+        await cluster.brokers[1].create("t", 2000, 3)
+        (controller,) = cluster.controllers()
+        victim = other_than(cluster, controller)
+        seen = cluster.brokers[other_than(cluster, victim, controller)]
+        await cluster.brokers[victim].kill()
+        cluster.brokers[controller].store_client.delay_ms = lambda: 100.0
+        await cluster.until(lambda: victim not in seen.state.brokers)
+        took = await cluster.until(lambda: all(one.leader != victim for one in seen.partitions("t")))
+        assert took < 1.5, "fourteen transactions of 0.2 s, eight at a time"
+
+    run(check)
+
+
 def test_last_replica_standing_stays_in_sync_and_leads_again_when_it_returns() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)

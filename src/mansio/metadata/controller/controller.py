@@ -28,6 +28,7 @@ from mansio.errors import (
     Unavailable,
     UnknownTopicOrPartition,
 )
+from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.metadata import metadata_store, reassignment
@@ -69,6 +70,8 @@ BALANCE_INTERVAL_MS: Final = 60_000
 BALANCE_STEP_MS: Final = 1000
 FINISH_INTERVAL_MS: Final = 250
 """Interval at which reassignments are finished, so that one transaction finishes many."""
+TRANSACTIONS_IN_FLIGHT_MAX: Final = 8
+"""Number of transactions with changes of partitions that are sent to the store at a time."""
 RETRY_INTERVAL_MS: Final = 200
 ROUND_INTERVAL_MS_MAX: Final = 1000
 ELECTION_CAUSES: Final = {
@@ -290,7 +293,12 @@ class Controller:
     # ------------------------------------------------------------------ execution
 
     async def _execute_plan(self, due: Plan, term: ControllerState) -> None:
-        await self._commit_changes(due.changes, term)
+        """Execute a plan; if there are elections, only these, and the next round decides again about the rest: then
+        leaders have removed most replicas of a dead broker from the in-sync sets themselves."""
+        elections = [change for change in due.changes if _changes_leader(change)]
+        if elections and not await self._commit_changes(elections, term):
+            return
+        await self._commit_changes([change for change in due.changes if not _changes_leader(change)], term)
         for fence in due.fences:
             await self._fence_broker(fence, term)
         for factor in due.factors:
@@ -298,29 +306,42 @@ class Controller:
         for deletion in due.deletions:
             await self._complete_deletion(deletion.topic, term)
 
-    async def _commit_changes(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
+    async def _commit_changes(self, changes: Sequence[PartitionChange], term: ControllerState) -> int:
+        """Commit changes; return the number of conflicts."""
+        if not changes:
+            return 0
         done_changes, conflicts = await self._commit_batches(
             changes, self._term_guard(term), self._batch_size
         )
         self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
         self._count_elections(done_changes)
+        return conflicts
 
     async def _commit_batches(
         self, changes: Sequence[PartitionChange], guard: Compare, size: int
     ) -> tuple[list[PartitionChange], int]:
-        """Commit changes in transactions of at most `size`; return those that were committed, and the number of
-        conflicts."""
+        """Commit changes in transactions of at most `size`, several at a time: each waits for the store, and for the
+        event loop of a broker that may be busy. Return those that were committed, and the number of conflicts."""
         revision, conflicts = 0, 0
         done_changes: list[PartitionChange] = []
-        for batch in split_into_transactions(changes, self._store.operations_max, size):
-            try:
-                done = await commit_changes(self._store, self._state.keys, batch, guard, self._random)
-            except ConcurrentChange:
-                conflicts += 1
-                continue
+
+        async def commit(batch: Sequence[PartitionChange]) -> None:
+            nonlocal revision, conflicts
+            done = await commit_changes(self._store, self._state.keys, batch, guard, self._random)
             revision = max(revision, done.revision)
-            conflicts += not done.succeeded
-            done_changes += batch if done.succeeded else []
+            if done.succeeded:
+                done_changes.extend(batch)
+            else:
+                conflicts += 1
+
+        batches = [*split_into_transactions(changes, self._store.operations_max, size)]
+        for first in range(0, len(batches), TRANSACTIONS_IN_FLIGHT_MAX):
+            work = [commit(batch) for batch in batches[first : first + TRANSACTIONS_IN_FLIGHT_MAX]]
+            for error in await gather_results(self._scheduler, work, name="change partitions"):
+                if isinstance(error, ConcurrentChange):
+                    conflicts += 1
+                elif error is not None:
+                    raise error
         if done_changes:
             _log_changes(done_changes, conflicts)
         await self._state.wait_for_revision(revision, self._scheduler)
