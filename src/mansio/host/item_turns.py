@@ -45,6 +45,8 @@ class Work(StrEnum):
     """Checks of all partitions for what can be deleted."""
     COMPACTION_CHOICE = "compaction_choice"
     """Choice of the log that is compacted next."""
+    ROLE_CHANGES = "role_changes"
+    """Application of the roles of many partitions, at the start of a broker and when a topic is created."""
     ISR_CHECK = "isr_check"
     """Periodic checks of the in-sync sets of all partitions that this broker leads."""
     CONTROLLER_PLAN = "controller_plan"

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.replication.replica_manager import ReplicaManager
+from mansio.broker.replication.replica_manager import APPLIED_AT_ONCE_MAX, ReplicaManager
 from mansio.errors import CorruptLog, StorageError
 from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic, TopicChange
 from mansio.testing.scheduler import Simulation
@@ -247,3 +247,29 @@ def test_only_the_partitions_that_have_changed_are_looked_at(monkeypatch: pytest
     monkeypatch.setattr(bench, "partition_or_error", lambda _, index: looked_at.append(index))
     bench.tell(TopicChange(before, after, [3, 500]))
     assert looked_at == [3, 500]
+
+
+def test_roles_of_many_partitions_are_applied_in_turns_according_to_the_latest_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = ReplicaManagerBench()
+    made = topic("large")
+    made = bench.topics[made.name] = dataclasses.replace(made, partitions=made.partitions * 2_000)
+    bench.topics_by_id[made.topic_id] = made
+    applied: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        bench.replica_manager,
+        "_apply_at_once",
+        lambda newest, indexes: applied.extend((newest.mod_revision, index) for index in indexes),
+    )
+    bench.tell(TopicChange(None, made))
+    assert not applied
+    bench.simulation.run_until(lambda: applied)
+    assert len(applied) <= APPLIED_AT_ONCE_MAX
+    latest = bench.topics_by_id[made.topic_id] = dataclasses.replace(made, mod_revision=9)
+    bench.tell(TopicChange(made, latest, [1_900]))
+    assert applied[-1] == (9, 1_900)
+    seen = len(applied)
+    bench.simulation.run_until(lambda: len(applied) == 2_001)
+    assert {revision for revision, _ in applied[seen:]} == {9}
+    assert {index for _, index in applied} == set(range(2_000))

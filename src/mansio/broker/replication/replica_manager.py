@@ -15,6 +15,8 @@ Invariants:
   offline until an operator decides.
 * Data is removed only for a topic that the metadata marks as being deleted, or has ceased to contain, and for a
   partition of which this broker is no replica any more.
+* Roles of more than `APPLIED_AT_ONCE_MAX` partitions are applied so many at a time, and other work runs in between;
+  each one according to the latest image.
 * Changes of several partitions within `LOG_DELAY_MS` are logged in one line.
 """
 
@@ -25,11 +27,12 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.partition import Partition
 from mansio.errors import CorruptLog, MansioError, StorageError
+from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.ports import Backoff, complete
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from mansio.broker.partition.partition_set import PartitionSet
@@ -45,6 +48,9 @@ STORAGE_RETRY_MS = 1000
 """Delay before opening or removing a topic is retried after a disk error, doubled each time; also the interval of the
 check for failed logs."""
 STORAGE_RETRY_MS_MAX = 60_000
+APPLIED_AT_ONCE_MAX: Final = 200
+"""Maximum number of partitions whose roles are applied without letting other work run. Turns of a millisecond would be
+too short: clients of many partitions wait for all of them, and in between the loop serves all others."""
 RETRY_BACKOFF = Backoff(STORAGE_RETRY_MS, STORAGE_RETRY_MS_MAX, jitter=0)
 
 
@@ -93,6 +99,9 @@ class ReplicaManager:
         self._removals: set[tuple[UUID, int]] = set()
         """Replicas (topic id, index) whose removal has begun and is not finished; it is repeated after an error."""
         self._topics_with_removed_replicas: dict[UUID, Topic] = {}
+        self._roles_due: dict[UUID, set[int]] = {}
+        """Partition indexes, by topic, whose roles are applied in turns."""
+        self._is_applying_roles = False
         self._failure_counts: dict[UUID, int] = {}  # consecutive failures
         self._wake: Promise[None] | None = None
         self._stopped = False
@@ -104,8 +113,7 @@ class ReplicaManager:
                 self._partitions.stop_serving(topic)
                 self._remove_topic(topic)
         self._state.on_change(self._on_topic_change)
-        for topic in self._state.topics.values():
-            self._serve_and_apply(topic)
+        self.apply_all()
         self._scheduler.spawn(self._open_and_remove_topics(), name="open and close partitions")
         self._scheduler.call_later(STORAGE_RETRY_MS, self._check_failures)
 
@@ -130,8 +138,15 @@ class ReplicaManager:
 
     def apply_all(self) -> None:
         """Apply all roles again, because the session of this broker began or ended."""
-        for topic in tuple(self._state.topics.values()):
-            self._serve_and_apply(topic)
+        topics = tuple(self._state.topics.values())
+        has_many = sum(len(topic.partitions) for topic in topics) > APPLIED_AT_ONCE_MAX
+        for topic in topics:
+            self._partitions.serve(topic)
+            indexes = range(len(topic.partitions))
+            if has_many:
+                self._apply_in_turns(topic, indexes)
+            else:
+                self._apply_at_once(topic, indexes)
 
     # Metadata changes
 
@@ -171,8 +186,35 @@ class ReplicaManager:
         self._partitions.serve(topic)
         self._apply_partition_states(topic, range(len(topic.partitions)))
 
-    def _apply_partition_states(self, topic: Topic, indexes: Iterable[int]) -> None:
+    def _apply_partition_states(self, topic: Topic, indexes: Collection[int]) -> None:
         """Apply the states of some partitions: the failure of a broker changes thousands one by one."""
+        if len(indexes) > APPLIED_AT_ONCE_MAX:
+            self._apply_in_turns(topic, indexes)
+        else:
+            self._apply_at_once(topic, indexes)
+
+    def _apply_in_turns(self, topic: Topic, indexes: Iterable[int]) -> None:
+        self._roles_due.setdefault(topic.topic_id, set()).update(indexes)
+        if not self._is_applying_roles:
+            self._is_applying_roles = True
+            self._scheduler.spawn(self._apply_due_roles(), name="apply the roles of many partitions")
+
+    async def _apply_due_roles(self) -> None:
+        turns = ItemTurns(self._scheduler, Work.ROLE_CHANGES)
+        try:
+            while self._roles_due and not self._stopped:
+                topic_id, indexes = next(iter(self._roles_due.items()))
+                newest = self._state.topics_by_id.get(topic_id)
+                if newest is None or not indexes:
+                    del self._roles_due[topic_id]
+                    continue
+                chunk = [indexes.pop() for _ in range(min(len(indexes), APPLIED_AT_ONCE_MAX))]
+                self._apply_at_once(newest, [index for index in chunk if index < len(newest.partitions)])
+                await turns.pause()
+        finally:
+            self._is_applying_roles = False
+
+    def _apply_at_once(self, topic: Topic, indexes: Iterable[int]) -> None:
         can_open = has_former_replica = False
         for index in indexes:
             partition, state = self._partitions.partition_or_error(topic, index), topic.partitions[index]

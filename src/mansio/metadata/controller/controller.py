@@ -48,7 +48,7 @@ from mansio.metadata.model import (
     topic_document,
 )
 from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, split_into_transactions
-from mansio.tracebacks import without_traceback
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -341,7 +341,7 @@ class Controller:
                 if isinstance(error, ConcurrentChange):
                     conflicts += 1
                 elif error is not None:
-                    raise error
+                    raise copied(error)
         if done_changes:
             _log_changes(done_changes, conflicts)
         await self._state.wait_for_revision(revision, self._scheduler)
