@@ -464,6 +464,7 @@ def main() -> None:
     cluster = SimulatedCluster(chosen.brokers)
     cluster.start()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # as `mansio serve`
     print(
         f"Mansio {__version__}, {chosen.partitions:,} partitions of {chosen.topic_partitions}, "
         f"{chosen.brokers} brokers, Python {interpreter()}"

@@ -7,7 +7,9 @@ from nightly.planted.planted import Defect
 MODEL = ("tests/unit/metadata/test_reassignment.py",)
 MANAGER = ("tests/unit/broker/test_replica_manager.py",)
 ORPHANS = ("tests/unit/broker/test_orphaned_directories.py",)
+COSTS = ("tests/unit/metadata/test_many_partitions_costs.py",)
 RULES = "metadata/reassignment.py"
+CONTROLLER = "metadata/controller/controller.py"
 
 REASSIGNMENT_DEFECTS = (
     Defect(
@@ -98,8 +100,8 @@ REASSIGNMENT_DEFECTS = (
     Defect(
         "the replication factor rises before the move ends",
         RULES,
-        "len(one.replicas) - max(len(one.adding), len(one.removing)) for one in topic.partitions",
-        "len(one.replicas) - len(one.removing) for one in topic.partitions",
+        "return len(partition.replicas) - max(len(partition.adding), len(partition.removing))",
+        "return len(partition.replicas) - len(partition.removing)",
         MODEL,
     ),
     Defect(
@@ -129,6 +131,34 @@ REASSIGNMENT_DEFECTS = (
         'for each in (index, f"{index}{DAMAGED_SUFFIX}")',
         "for each in (index,)",
         ORPHANS,
+    ),
+    Defect(
+        "the controller does not decide about changed partitions",
+        CONTROLLER,
+        "self._due.add_changed(change)",
+        "pass",
+        COSTS,
+    ),
+    Defect(
+        "the controller does not decide again when sessions change",
+        CONTROLLER,
+        "if decided_on != self._decided_on:",
+        "if False:",
+        ("tests/unit/metadata/test_controller.py",),
+    ),
+    Defect(
+        "postponed ends of moves are forgotten",
+        CONTROLLER,
+        "self._to_finish.add(topic, (index,))",
+        "pass",
+        COSTS,
+    ),
+    Defect(
+        "removals that wait for elections are forgotten",
+        CONTROLLER,
+        "self._due.add_decided(due.changes, self._state.topics_by_id)",
+        "pass",
+        COSTS,
     ),
     Defect(
         "data of replicas are deleted under older metadata",
