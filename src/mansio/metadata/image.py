@@ -83,6 +83,8 @@ if TYPE_CHECKING:
 PROGRESS_WRITE_MS: Final = 250
 """Time after which a broker that waits for a revision writes a key, so that the watch reports a newer revision."""
 WATCH_RETRY_MS: Final = 250
+EVENTS_PER_TURN: Final = 512
+"""Number of events after which other work runs, at the end of their revision."""
 CREATE_ATTEMPTS_MAX: Final = 5
 
 _Touched: TypeAlias = "dict[str, set[int] | None]"
@@ -367,7 +369,7 @@ class MetadataImage:
         try:
             while True:
                 try:
-                    await self._watch_until_closed(store)
+                    await self._watch_until_closed(store, scheduler)
                     break
                 except (Unavailable, ConfigError):  # access to the store may be restored
                     if not self._shared:
@@ -386,12 +388,15 @@ class MetadataImage:
             if known is not error or not self._failure_callbacks:  # callbacks log the failure
                 raise
 
-    async def _watch_until_closed(self, store: MetadataStore) -> None:
+    async def _watch_until_closed(self, store: MetadataStore, scheduler: Scheduler) -> None:
         """Apply the events of the store until it is closed; list all keys again after `RevisionCompacted`."""
         while True:
             try:
                 async for events in store.watch(self.keys.prefix, self.revision + 1):
-                    self._apply(events)
+                    if len(events) <= EVENTS_PER_TURN:
+                        self._apply(events)
+                    else:
+                        await self._apply_in_turns(events, scheduler)
                 return
             except RevisionCompacted:
                 self._apply_listing(await store.list(self.keys.prefix))
@@ -401,6 +406,17 @@ class MetadataImage:
         waits, self._waits = self._waits, []
         for _, promise in waits:
             complete_with_error(promise, copied(error))
+
+    async def _apply_in_turns(self, events: Sequence[Event], scheduler: Scheduler) -> None:
+        """Apply the events that a broker gets at once if it was busy for a while: those of a thousand revisions."""
+        first = 0
+        while first < len(events):
+            end = min(first + EVENTS_PER_TURN, len(events))
+            while end < len(events) and events[end].mod_revision == events[end - 1].mod_revision:
+                end += 1
+            self._apply(events[first:end])
+            first = end
+            await scheduler.sleep(0)
 
     def _apply(self, events: Iterable[Event]) -> None:
         touched: _Touched = {}
