@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mansio.metadata.model import TopicChange
 
 CALLS_IN_TURN_MAX = 24_000
-"""Calls of functions in a callback: a turn of 500 decisions has 12,000, and the application of four transactions with 50
-elections each 17,000."""
+"""Calls of functions in a callback: a turn of 500 decisions has 12,000, and the application of four transactions with
+50 elections each 17,000."""
 
 
 def costs_of(topics: int, partitions: int, *, brokers: int, counts_calls: bool) -> dict[str, Costs]:
@@ -83,7 +83,9 @@ def test_events_of_many_revisions_are_applied_in_turns_of_whole_revisions() -> N
     events = []
     for index, partition in enumerate(topic.partitions):
         value = encode({**partition_document(partition), "part_epoch": 9}, "")
-        events.append(Event(cluster.state.keys.partition(topic.topic_id, index), value, 1, first + index // 10))
+        events.append(
+            Event(cluster.state.keys.partition(topic.topic_id, index), value, 1, first + index // 10)
+        )
     seen: list[int] = []
     cluster.state.on_progress(lambda: seen.append(cluster.state.revision - first + 1))
     cluster.simulation.run(cluster.state._apply_in_turns(events, cluster.scheduler))
