@@ -120,8 +120,8 @@ MOVE_PLANNER_DEFECTS = (
     Defect(
         "two replicas of a new partition on one host",
         "metadata/topic_plan.py",
-        "if any(_host(following) == _host(one) for one in chosen):",
-        "if False:",
+        "if taken.get(rack, 0) == level and host not in used:",
+        "if taken.get(rack, 0) == level and position not in chosen:",
         (f"{HOSTS}::test_placed_replicas_are_on_different_hosts",),
     ),
     Defect(
