@@ -602,6 +602,30 @@ class LeaseLost(InvalidRecordState):
     lost, the broker may have stored the acknowledgement."""
 
 
+class FetchSessionNotFound(RequestError):
+    """The broker has no such fetch session (KIP-227)."""
+
+    kafka_code = 70
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class InvalidFetchSessionEpoch(RequestError):
+    """The fetch session epoch of the request is not the expected one (KIP-227)."""
+
+    kafka_code = 71
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class FetchSessionTopicIdError(RequestError):
+    """A fetch session has topic ids, and the request names topics (KIP-516)."""
+
+    kafka_code = 106
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
 class ShareSessionNotFound(RequestError):
     """The broker has no such share session (KIP-932)."""
 

@@ -321,6 +321,7 @@ class Node:
                 partitions,
                 produce=produce,
                 quotas=quotas,
+                clock=self.clock,
                 scheduler=self.scheduler,
                 response_bytes_max=50 << 20,
                 wait_ms_max=500,

@@ -477,6 +477,7 @@ class BrokerRuntime:
             self.partitions,
             produce=produce,
             quotas=quotas,
+            clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             response_bytes_max=settings.fetch_max_bytes,
             wait_ms_max=settings.fetch_wait_ms_max,

@@ -63,6 +63,21 @@ class ReplicaState:
         self.reported_high_watermark = UNKNOWN
         """High watermark that the follower has, or is being sent."""
 
+    def has_position(self, broker_epoch: int, durable_end: int, durable_start: int) -> bool:
+        """Whether this is what the follower reported last."""
+        return (
+            durable_end == self.durable_end
+            and durable_start == self.durable_start
+            and broker_epoch == self.broker_epoch
+        )
+
+    def repeat_fetch(self, now_ms: float) -> None:
+        """Record that the follower confirmed its position until `now_ms`. Its fetch session did not name the partition,
+        because the follower had all records of the leader's log."""
+        self.last_fetch_ms = max(self.last_fetch_ms, now_ms)
+        if self.leader_end <= self.durable_end != UNKNOWN:
+            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+
 
 class ReplicationProgress:
     """The leader's knowledge of one partition's replicas. End offsets are exclusive: the next offset to be written.

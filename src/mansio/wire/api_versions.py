@@ -187,7 +187,8 @@ _ROWS: Final = (
         ApiKey.FETCH,
         4,
         18,
-        note="No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows. "
+        note="Fetch sessions (KIP-227) are for followers; a response to a client has session id 0 and is complete, "
+        "which KIP-227 allows. "
         "The high watermark of a follower (version 18, KIP-1166) is for replicated metadata logs, and is ignored. "
         "The preferred read replica (version 11, KIP-392) is named if the broker has `replica_selector=rack`. "
         f"{_REPLICAS}",

@@ -31,6 +31,15 @@ PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 """The largest epoch of a producer id; a producer needs another id afterwards (KIP-360). Of transactional producers only
 markers have it: the epoch before it is the last one that a producer gets."""
 
+NO_FETCH_SESSION_ID: Final = 0
+"""Session id of a Fetch without a session (KIP-227)."""
+OPEN_FETCH_SESSION_EPOCH: Final = 0
+"""Epoch of a Fetch that names all its partitions and asks for a session (KIP-227)."""
+FINAL_FETCH_SESSION_EPOCH: Final = -1
+"""Epoch of a Fetch that names all its partitions and needs no session (KIP-227)."""
+FETCH_SESSION_EPOCH_MAX: Final = 2**31 - 1
+"""The largest epoch of a fetch session; the next one is 1 (KIP-227)."""
+
 OPEN_SHARE_SESSION_EPOCH: Final = 0
 """Epoch of a request that opens a share session (KIP-932)."""
 FINAL_SHARE_SESSION_EPOCH: Final = -1

@@ -40,6 +40,9 @@ class Request(NamedTuple):
     isolation_level: int = 0
     rack_id: str = ""
     is_repair_read: bool = False
+    session_id: int = 0
+    session_epoch: int = -1
+    forgotten_topics: tuple[()] = ()
 
 
 def request(*wanted: Wanted, **options: Any) -> Request:

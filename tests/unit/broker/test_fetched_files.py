@@ -62,6 +62,7 @@ class FewFiles:
             SimpleNamespace(find=lambda _, __, index: self.partitions[index]),  # type: ignore[arg-type]
             produce=SimpleNamespace(pending={}),  # type: ignore[arg-type]
             quotas=SimpleNamespace(active=None),  # type: ignore[arg-type]
+            clock=ManualClock(),
             scheduler=self.scheduler,  # type: ignore[arg-type]
             response_bytes_max=1 << 20,
             wait_ms_max=500,
@@ -111,7 +112,10 @@ class FewFiles:
             "isolation_level": 0,
             "rack_id": "",
         }
-        return SimpleNamespace(topics=[("t", None, wanted)], is_repair_read=False, **{**common, **options})
+        session = {"session_id": 0, "session_epoch": -1, "forgotten_topics": []}
+        return SimpleNamespace(
+            topics=[("t", None, wanted)], is_repair_read=False, **session, **{**common, **options}
+        )
 
     def read(self, indexes: Sequence[int], *, by_follower: bool) -> list[Any]:
         """Results with records of a fetch from offset 0."""

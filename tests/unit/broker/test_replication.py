@@ -764,9 +764,13 @@ def test_the_throttle_of_replicas_changes_while_they_catch_up(
     assert low_ms <= cluster.simulation.now_ms - began < high_ms
 
 
-def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_without_sessions_is_asked_for_lively_partitions_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mansio.broker.replication.replica_fetcher.IDLE_INTERVAL_PER_PARTITION_S", 0.01)
-    cluster = running(partitions=8, follower_settings=ReplicaFetcherSettings(all_partitions_max=4))
+    cluster = Cluster(partitions=8, follower_settings=ReplicaFetcherSettings(all_partitions_max=4))
+    cluster[1].service.fetch.sessions.slots_max = 0  # as an older version
+    cluster.run_for(1000)
     asked: list[int] = []
 
     def count(source: int, _: int, frame: bytes) -> None:

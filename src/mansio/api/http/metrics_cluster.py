@@ -63,6 +63,12 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
         "Replicas on this broker whose last fetch failed.",
         sum(1 for _ in cluster.fetcher_manager.failed_replicas()),
     )
+    sessions = broker.services.fetch.sessions
+    yield _gauge("incremental_fetch_sessions", "Fetch sessions of followers on this broker.", len(sessions))
+    meaning = "Partitions in the fetch sessions of followers on this broker."
+    yield _gauge("incremental_fetch_partitions_cached", meaning, sum(map(len, sessions)))
+    meaning = "Fetch sessions that ended because a newer one needed the room."
+    yield _counter("incremental_fetch_session_evictions", meaning, sessions.eviction_count)
     yield _gauge(
         "session_held", "1 while this broker's session has certainly not expired.", cluster.is_session_valid()
     )

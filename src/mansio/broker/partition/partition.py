@@ -764,6 +764,8 @@ class Partition:
         self.waits.on_committed(high_watermark, self.last_stable_offset if has_open else high_watermark)
         if self.replica.has_follower_readers:
             self.waits.wake_followers()
+        elif self.waits.marks:
+            self.waits.mark_followers()
 
     def _on_log_failed(self, error: StorageError) -> None:
         failed = self.failure or error
@@ -958,6 +960,7 @@ class Partition:
         replica = self.replica
         if not isinstance(replica, ReplicationProgress):
             return
+        self.waits.mark_followers()  # one that is removed has to report its position again
         moved = replica.on_isr_committed(in_sync, self.now_ms())
         self._set_role(replica)
         if moved:
@@ -1065,7 +1068,10 @@ class Partition:
                 f"{self.name}: broker {node_id} requested offset {offset}, "
                 f"the log has {log.start_offset} to {log.end_offset}"
             )
+        follower = replica.followers()[node_id]
         if first:
+            if offset < follower.durable_end or wanted.log_start_offset < follower.durable_start:
+                self.waits.mark_followers()  # a late request, after which the session has to report again
             now_ms = self.now_ms()
             if replica.on_follower_fetch(
                 node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset
@@ -1079,7 +1085,6 @@ class Partition:
                 and replica.can_join_isr(node_id)
             ):
                 self._isr_listener(self, node_id)
-        follower = replica.followers()[node_id]
         is_urgent = follower.reported_start_offset < log.start_offset or (
             replica.has_follower_readers and follower.reported_high_watermark < replica.high_watermark
         )
@@ -1190,7 +1195,7 @@ class Partition:
             self._on_high_watermark_advanced()
         if log.start_offset < leader_start_offset <= replica.high_watermark:
             self._advance_start(leader_start_offset)
-            self.group_commit.persist_start_offset(log, _report_in_next_fetch)
+            self.group_commit.persist_start_offset(log, self._report_start_offset)
 
     def truncate_diverging(self, diverging: tuple[int, int]) -> None:
         """Truncate the log to the offset at which it diverges from the leader's log. Blocks.
@@ -1266,6 +1271,11 @@ class Partition:
         if not isinstance(replica, FollowerReplica) or self.closed:
             raise NotLeaderOrFollower(f"{self.name}: this broker is not a follower")
         return replica
+
+    def _report_start_offset(self, error: StorageError | None) -> None:
+        """Have the next fetch report the flushed log start offset; a failed log has woken its fetcher."""
+        if error is None:
+            self.waits.wake_followers()
 
     # Log start
 
@@ -1447,7 +1457,3 @@ def _session_expired_error(name: str) -> NotLeaderOrFollower:
     return NotLeaderOrFollower(
         f"{name}: this broker has not reached the metadata store in time; another broker may lead the partition"
     )
-
-
-def _report_in_next_fetch(error: StorageError | None) -> None:
-    """Do nothing: the follower's next fetch reports its start offset, and a failed log fails the fetch."""

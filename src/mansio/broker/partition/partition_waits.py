@@ -45,7 +45,7 @@ class PartitionWaits:
 
     Other objects only count the public collections, or test whether they are empty."""
 
-    __slots__ = ("_stable_end", "commits", "flushes", "followers", "readers", "start_offsets")
+    __slots__ = ("_stable_end", "commits", "flushes", "followers", "marks", "readers", "start_offsets")
 
     def __init__(self) -> None:
         self.commits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
@@ -53,6 +53,7 @@ class PartitionWaits:
         self.start_offsets: list[tuple[int, Promise[int]]] = []
         self.readers: dict[Callable[[], None], int] = {}
         self.followers: dict[Callable[[], None], None] = {}
+        self.marks: dict[Callable[[], None], Callable[[], None]] = {}
         self._stable_end = _UNKNOWN_OFFSET  # the last stable offset when the readers were woken
 
     # Commits
@@ -129,18 +130,26 @@ class PartitionWaits:
         if wake in self.readers:
             del self.readers[wake]
 
-    def park_follower(self, wake: Callable[[], None]) -> None:
+    def park_follower(self, wake: Callable[[], None], mark: Callable[[], None] | None = None) -> None:
         """Call `wake` after each append, when the log start offset changes and when this broker stops leading, until
-        `unpark_follower(wake)`."""
+        `unpark_follower(wake)`. `mark`: called until then when a follower has something to learn or to report that can
+        wait for its next request."""
         self.followers[wake] = None
+        if mark is not None:
+            self.marks[wake] = mark
 
     def unpark_follower(self, wake: Callable[[], None]) -> None:
         if wake in self.followers:
             del self.followers[wake]
+            self.marks.pop(wake, None)
 
     def wake_followers(self) -> None:
         for wake in tuple(self.followers):
             wake()
+
+    def mark_followers(self) -> None:
+        for mark in tuple(self.marks.values()):
+            mark()
 
     def wake_all(self) -> None:
         """Wake all readers and followers."""
@@ -171,3 +180,4 @@ class PartitionWaits:
         self.end(error)
         self.readers.clear()
         self.followers.clear()
+        self.marks.clear()

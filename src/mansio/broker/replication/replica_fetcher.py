@@ -5,12 +5,15 @@ producers with acks=all wait for the replicas that are in sync.
 
     fetch -> append unchanged -> flush -> fetch ...
 
-One request contains all partitions of a leader, and one request per fetcher is in flight. The fetch offset of a
+One request concerns all partitions of a fetcher, and one request per fetcher is in flight. In a fetch session
+(`mansio.state.fetch_session`) it names those whose position has changed, and the response has those with news: neither
+side examines the others. A leader without sessions is sent all of them. The fetch offset of a
 partition is this broker's flushed end offset, so the request also reports to the leader how much of the log this broker
 has flushed. A fetcher therefore waits for its flushes before it fetches again; the leader flushes at the same time.
 
 Invariants:
 * A response changes a partition only if the partition still has the role that it had when the request was sent.
+* A partition whose position the leader may not know is in `_changed`; one that waits for a retry is not in the session.
 * A log is truncated only at the offset at which the leader reports that the logs diverge (by leader epoch), and reset
   only if the leader's log starts after this one ends.
 * A partition that fails is retried after a delay and reported; the other partitions of its leader continue. A partition
@@ -25,6 +28,8 @@ Uses ports only: the simulator runs this code.
 from __future__ import annotations
 
 import logging
+from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.partition.append_validation import awaits_flush
@@ -38,11 +43,13 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.ports import Backoff, complete
+from mansio.state.fetch_session import FollowerFetchSession, SessionStep
 from mansio.state.quota import TokenBucket
 from mansio.state.replica import NO_LEADER, FollowerReplica
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.apis import fetch
 from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
+from mansio.wire.field_values import FINAL_FETCH_SESSION_EPOCH, NO_FETCH_SESSION_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,6 +57,8 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Peers, Promise, Random, Scheduler, Timer
     from mansio.wire.apis.fetch import FetchedPartition, FetchResponse
+
+    Key = tuple[bytes, int]
 
 
 logger = logging.getLogger(__name__)
@@ -59,6 +68,7 @@ FETCH_VERSION: Final = fetch.REPLICA_FETCH_VERSION
 
 FOLLOWER_CLIENT_ID: Final = "mansio-follower"
 FOLLOWER_CLIENT_ID_BYTES: Final = FOLLOWER_CLIENT_ID.encode()
+NO_SESSION: Final = SessionStep(NO_FETCH_SESSION_ID, FINAL_FETCH_SESSION_EPOCH)
 FLUSH_WAIT_MS: Final = 20
 """Delay before a partition is tried again whose log is being flushed, which a truncation or a fetch has to wait for."""
 
@@ -70,7 +80,8 @@ ACTIVE_TIME_S: Final = 0.5
 """Time for which a partition counts as active after records were received for it."""
 
 IDLE_INTERVAL_PER_PARTITION_S: Final = 0.0001
-"""The interval at which idle partitions are fetched while others are active, divided by the number of partitions."""
+"""The interval at which idle partitions are fetched from a leader without sessions while others are active, divided by
+the number of partitions."""
 
 CATCH_UP_BURST_MS: Final = 1000
 """Time whose amount of bytes may be fetched at once at `catch_up_bytes_per_second`."""
@@ -94,13 +105,15 @@ class ReplicaFetcherSettings(NamedTuple):
     catch_up_bytes_max: int = 1 << 20
     catch_up_bytes_per_second: int = 0
     all_partitions_max: int = 200
-    """Number of partitions above which idle partitions are fetched less often than active ones."""
+    """Number of partitions above which idle partitions are fetched less often than active ones, from a leader without
+    sessions."""
 
 
 class _FetchedReplica:
     """One replicated partition. It is not fetched before `retry_at_s`, in monotonic seconds."""
 
     __slots__ = (
+        "_changed",
         "active_until_s",
         "attempts",
         "error",
@@ -124,6 +137,24 @@ class _FetchedReplica:
         self.is_behind = False
         self.error: MansioError | None = None
         self.logged_error = ""
+        self._changed: dict[_FetchedReplica, None] = {}
+
+    def join(self, changed: dict[_FetchedReplica, None]) -> None:
+        """Become part of a fetcher. `changed`: its partitions whose position may have changed."""
+        self._changed = changed
+        self.partition.waits.park_follower(self.mark)
+        self.mark()
+
+    def leave(self) -> None:
+        """Cease to be part of a fetcher."""
+        self.partition.waits.unpark_follower(self.mark)
+        self._changed.pop(self, None)
+        self._changed = {}
+
+    def mark(self) -> None:
+        """Have the next request examine the position. Called after appends, when the flushed log start has moved, when
+        the log fails and when the role ends."""
+        self._changed[self] = None
 
     @property
     def is_current(self) -> bool:
@@ -193,6 +224,13 @@ class ReplicaFetcher:
         self._peers = context.catch_up_peers if is_catch_up else context.peers
         self._response_bytes_max = settings.catch_up_bytes_max if is_catch_up else settings.response_bytes_max
         self.partitions: dict[Partition, _FetchedReplica] = {}
+        self._session: FollowerFetchSession[FetchPartition] = FollowerFetchSession()
+        self._requested: dict[Key, _FetchedReplica] = {}
+        """What the last request concerned: the partitions of the session, or those that it named."""
+        self._changed: dict[_FetchedReplica, None] = {}
+        self._delayed: list[tuple[float, int, _FetchedReplica]] = []
+        """A heap by the time of the retry; it may have partitions more than once."""
+        self._delay_numbers = count()
         self._work: Timer | None = None
         self._pause: Promise[None] | None = None
         self._attempts = 0
@@ -210,7 +248,9 @@ class ReplicaFetcher:
 
     def add_fetched(self, fetched: _FetchedReplica) -> None:
         """As `add`, of a replica that the other fetcher of the leader had."""
+        self.remove(fetched.partition)
         self.partitions[fetched.partition] = fetched
+        fetched.join(self._changed)
         self.wake()
         if self._work is None:
             name = f"follow broker {self._leader}"
@@ -218,10 +258,20 @@ class ReplicaFetcher:
 
     def remove(self, partition: Partition) -> None:
         """Stop replicating the partition; a response in flight no longer changes it."""
-        self.partitions.pop(partition, None)
+        fetched = self.partitions.pop(partition, None)
+        if fetched is not None:
+            fetched.leave()
+            self._give_up(fetched)
+
+    def _give_up(self, fetched: _FetchedReplica) -> None:
+        """Remove a partition from the session; a response in flight does not concern it."""
+        if self._requested.get(fetched.key) is fetched:
+            del self._requested[fetched.key]
+        self._session.forget(fetched.key)
 
     def stop(self) -> None:
-        self.partitions.clear()
+        for partition in tuple(self.partitions):
+            self.remove(partition)
         if self._work is not None:
             self._work.cancel()
             self._work = None
@@ -232,20 +282,18 @@ class ReplicaFetcher:
         context = self._context
         settings = context.settings
         while True:
-            requested, wait_ms = self._select_partitions(self._due_partitions())
-            if not requested:
+            request = self._next_request()
+            if request is None:
                 await self._sleep(self._wait_ms())
                 continue
+            sent, named = request
             try:
-                frame = await self._peers.send(
-                    self._leader,
-                    self._encode_fetch_request(requested, wait_ms),
-                    timeout_ms=settings.request_timeout_ms,
-                )
+                frame = await self._peers.send(self._leader, sent, timeout_ms=settings.request_timeout_ms)
                 response = fetch.decode_replica_response(frame) or decode_response(FETCH_VERSION, frame)
                 if response.error_code:
                     raise error_for_code(response.error_code, "the leader rejected the request")
             except MansioError as error:
+                self._session.on_error(error)
                 self._attempts += 1
                 if self._attempts >= LOGGED_ATTEMPTS_MIN:
                     self._log_error(error)
@@ -253,112 +301,166 @@ class ReplicaFetcher:
                 continue
             self._attempts = 0
             self._logged_error = None
-            await self._wait_until_flushed(self._apply_response(requested, response))
+            self._session.on_response(response.session_id)
+            await self._wait_until_flushed(self._apply_response(response, named))
 
-    def _due_partitions(self) -> list[_FetchedReplica]:
-        """Return the partitions to fetch now, in order of the time since records were last received for them."""
-        now = self._context.clock.monotonic()
-        throttled = now < self._context.throttle.fetch_allowed_at_s
+    def _next_request(self) -> tuple[bytes, dict[Key, _FetchedReplica]] | None:
+        """Return the next request frame, and the partitions that it names; None if there is none to fetch now."""
+        context, session = self._context, self._session
+        now = context.clock.monotonic()
+        if self._is_catch_up and now < context.throttle.fetch_allowed_at_s:
+            return None
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, one = heappop(self._delayed)
+            if self.partitions.get(one.partition) is one:
+                one.mark()
+        wait_ms = context.settings.fetch_wait_ms
+        if not self._is_catch_up and context.is_catching_up(self._leader):
+            wait_ms = min(wait_ms, CATCH_UP_WAIT_MS)
+        named: dict[Key, _FetchedReplica] = {}
+        positions: dict[bytes, list[FetchPartition]] = {}
+        if not session.is_full:
+            for one in self._take_due(tuple(self._changed), now):
+                position = self._position(one)
+                if session.name(one.key, position):
+                    named[one.key] = self._requested[one.key] = one
+                    positions.setdefault(one.topic_id, []).append(position)
+            if not self._requested:
+                return None
+            return self._encode_fetch_request(positions, session.next_step(), wait_ms), named
+        session.restart()
+        due = self._take_due(tuple(self.partitions.values()), now)
+        step = session.next_step()
+        if session.is_refused and (active := self._select_active(due)):
+            left_ms = (self._all_due_s - now) * 1000
+            due, wait_ms, step = active, min(int(left_ms), wait_ms), NO_SESSION
+        for one in due:
+            position = self._position(one)
+            if step is not NO_SESSION:
+                session.name(one.key, position)
+            named[one.key] = one
+            positions.setdefault(one.topic_id, []).append(position)
+        self._requested = dict(named)
+        return (self._encode_fetch_request(positions, step, wait_ms), named) if due else None
+
+    def _take_due(self, replicas: Sequence[_FetchedReplica], now: float) -> list[_FetchedReplica]:
+        """Return those of the partitions that are to be fetched now; give up and delay the others."""
         due = []
-        for one in tuple(self.partitions.values()):
+        for one in replicas:
             partition = one.partition
             log = partition.log
             if partition.replica is not one.replica or partition.closed:
-                del self.partitions[partition]
+                self.remove(partition)
                 continue
-            if one.retry_at_s > now or (throttled and one.is_behind):
-                continue
-            if (failure := partition.failure) is not None:
-                self._delay_retry(one, failure)
-            elif (
-                log.end_offset > log.durable_end_offset
-            ):  # it was the leader before; its fetch position must be flushed
-                one.retry_at_s = now + FLUSH_WAIT_MS / 1000
-            else:
-                due.append(one)
+            if one.retry_at_s <= now:
+                if (failure := partition.failure) is not None:
+                    self._delay_retry(one, failure)
+                elif (
+                    log.end_offset > log.durable_end_offset
+                ):  # it was the leader before; its fetch position must be flushed
+                    one.retry_at_s = now + FLUSH_WAIT_MS / 1000
+                else:
+                    due.append(one)
+                    continue
+            self._give_up(one)
+            if one.retry_at_s < float("inf"):
+                heappush(self._delayed, (one.retry_at_s, next(self._delay_numbers), one))
+        self._changed.clear()
         return due
 
-    def _select_partitions(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
-        """Return the partitions of the next request, and the milliseconds that the leader may wait for records.
+    def _select_active(self, due: list[_FetchedReplica]) -> list[_FetchedReplica]:
+        """Return the partitions of a request to a leader without sessions if it must not name all that are due; an
+        empty list if it should.
 
-        A request takes both brokers time for each partition. Of many partitions usually few are active; most requests
-        therefore contain active ones only.
+        Such a request takes both brokers time for each partition. Of many partitions usually few are active; most
+        requests therefore contain active ones only.
         """
-        settings = self._context.settings
-        wait_ms = settings.fetch_wait_ms
-        if not self._is_catch_up and self._context.is_catching_up(self._leader):
-            wait_ms = min(wait_ms, CATCH_UP_WAIT_MS)
-        if len(due) <= settings.all_partitions_max:
-            return due, wait_ms
+        if len(due) <= self._context.settings.all_partitions_max:
+            return []
         now = self._context.clock.monotonic()
         active = [one for one in due if one.active_until_s > now]
-        left_ms = (self._all_due_s - now) * 1000
-        if active and left_ms >= 1:
-            return active, min(int(left_ms), wait_ms)
+        if active and (self._all_due_s - now) * 1000 >= 1:
+            return active
         self._all_due_s = now + len(due) * IDLE_INTERVAL_PER_PARTITION_S
-        return due, wait_ms
+        return []
 
     def _wait_ms(self) -> float:
         """Return the time in milliseconds until a delayed or throttled partition is due."""
-        now = self._context.clock.monotonic()
-        due = [
-            max(one.retry_at_s, self._context.throttle.fetch_allowed_at_s if one.is_behind else 0.0)
-            for one in self.partitions.values()
-        ]
-        at = min(due, default=now + self._context.settings.backoff_ms_max / 1000)
+        context = self._context
+        now = context.clock.monotonic()
+        at = now + context.settings.backoff_ms_max / 1000
+        if self._is_catch_up and self.partitions and now < context.throttle.fetch_allowed_at_s:
+            at = context.throttle.fetch_allowed_at_s
+        elif self._delayed:
+            at = self._delayed[0][0]
         return max(1.0, (at - now) * 1000)
 
-    def _encode_fetch_request(self, requested: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
-        settings = self._context.settings
-        topics: dict[bytes, list[FetchPartition]] = {}
-        for fetched in requested:
-            partition = fetched.partition
-            log = partition.log
-            offset = log.durable_end_offset
-            topics.setdefault(fetched.topic_id, []).append(
-                FetchPartition(
-                    partition.index,
-                    fetched.replica.leader_epoch,
-                    offset,
-                    log.leader_epochs.epoch_for_offset(offset - 1),
-                    log.durable_start_offset,
-                    settings.partition_bytes_max,
-                )
-            )
-        if len(requested) <= fetch.ONE_BYTE_COUNT_MAX:
+    def _position(self, fetched: _FetchedReplica) -> FetchPartition:
+        log = fetched.partition.log
+        offset = log.durable_end_offset
+        return FetchPartition(
+            fetched.partition.index,
+            fetched.replica.leader_epoch,
+            offset,
+            log.leader_epochs.epoch_for_offset(offset - 1),
+            log.durable_start_offset,
+            self._context.settings.partition_bytes_max,
+        )
+
+    def _encode_fetch_request(
+        self, topics: dict[bytes, list[FetchPartition]], step: SessionStep, wait_ms: int
+    ) -> bytes:
+        context = self._context
+        if (
+            len(topics) <= fetch.ONE_BYTE_COUNT_MAX
+            and not step.forgotten
+            and all(len(positions) <= fetch.ONE_BYTE_COUNT_MAX for positions in topics.values())
+        ):
             return fetch.encode_replica_request(
                 FOLLOWER_CLIENT_ID_BYTES,
                 topics,
                 max_wait_ms=wait_ms,
                 max_bytes=self._response_bytes_max,
-                replica_id=self._context.node_id,
-                replica_epoch=self._context.broker_epoch(),
+                replica_id=context.node_id,
+                replica_epoch=context.broker_epoch(),
+                session_id=step.session_id,
+                session_epoch=step.epoch,
             )
+        forgotten: dict[bytes, list[int]] = {}
+        for topic_id, index in step.forgotten:
+            forgotten.setdefault(topic_id, []).append(index)
         return encode_request(
             FETCH_VERSION,
             0,
             FOLLOWER_CLIENT_ID,
-            [(None, topic_id, partitions) for topic_id, partitions in topics.items()],
+            [(None, topic_id, positions) for topic_id, positions in topics.items()],
             max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=self._response_bytes_max,
-            replica_id=self._context.node_id,
-            replica_epoch=self._context.broker_epoch(),
+            session_id=step.session_id,
+            session_epoch=step.epoch,
+            forgotten_topics=[(None, topic_id, indexes) for topic_id, indexes in forgotten.items()],
+            replica_id=context.node_id,
+            replica_epoch=context.broker_epoch(),
         )
 
     # Responses
 
     def _apply_response(
-        self, requested: Sequence[_FetchedReplica], response: FetchResponse
+        self, response: FetchResponse, named: dict[Key, _FetchedReplica]
     ) -> list[_FetchedReplica]:
-        """Apply a response; return the partitions with batches that are not flushed yet."""
-        by_key = {one.key: one for one in requested}
-        grown = []
+        """Apply the response to a request that named these partitions; return the partitions with batches that are not
+        flushed yet."""
+        answered, grown = [], []
         for _, topic_id, answers in response.topics:
             for answer in answers:
-                fetched = by_key.pop((topic_id or b"", answer.index), None)
+                key = topic_id or b"", answer.index
+                named.pop(key, None)
+                fetched = self._requested.get(key)
                 if fetched is None or not fetched.is_current:
                     continue
+                answered.append(fetched)
+                fetched.mark()
                 try:
                     if self._apply_partition(fetched, answer):
                         grown.append(fetched)
@@ -368,23 +470,23 @@ class ReplicaFetcher:
                     self._on_defect(fetched, error)
                 else:
                     fetched.attempts, fetched.error, fetched.logged_error = 0, None, ""
-        for fetched in by_key.values():
-            if fetched.is_current:
+        for fetched in named.values():
+            if fetched.is_current and self._requested.get(fetched.key) is fetched:
                 self._delay_retry(
                     fetched, UnknownTopicId("the leader's response does not contain the partition")
                 )
         unsynced = [
             log
-            for one in requested
+            for one in answered
             if (log := one.partition.log).end_offset > log.durable_end_offset and one.is_current
         ]
         if unsynced:
-            group_commit = requested[0].partition.group_commit  # one per broker
+            group_commit = answered[0].partition.group_commit  # one per broker
             group_commit.request_flush_of_all(unsynced, are_copied=self._is_catch_up)
         for fetched in grown:  # the others come first in the next request
             if self.partitions.pop(fetched.partition, None) is fetched:
                 self.partitions[fetched.partition] = fetched
-        for fetched in requested:
+        for fetched in answered:
             if fetched.is_behind != self._is_catch_up and self.partitions.get(fetched.partition) is fetched:
                 self.remove(fetched.partition)
                 self._context.change_fetcher(self._leader, fetched)
@@ -421,6 +523,7 @@ class ReplicaFetcher:
         """Retry a failed partition after a delay, or never if its log has failed."""
         partition = fetched.partition
         now = self._context.clock.monotonic()
+        fetched.mark()
         if isinstance(error, ConcurrentChange) or awaits_flush(
             error
         ):  # its log is being flushed, or others are

@@ -11,6 +11,8 @@ Invariants:
 * Records are returned to a client only if it may read the topic at the time of the answer.
 * The first batch of a result is returned even if it is larger than the byte limits (KIP-74), so that a reader always
   makes progress.
+* A follower's fetch in a session (`mansio.state.fetch_session`) reads the partitions that have changed; its response
+  has those with news. What the follower is sent is recorded only with the result that is sent.
 * A response has records of at most `FileCache.cached_files_max` partitions, whose files stay open until the records are
   sent; it is returned at once then. A reader asks for those of the other partitions first in its next fetch, as after a
   response that has reached its byte limit. While responses that are being sent keep too many files open
@@ -25,7 +27,9 @@ from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalesc
 from mansio.broker.services.follower_reads import READ_HERE
 from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
 from mansio.state.authorization.acls import Operation
+from mansio.state.fetch_session import FetchSessions
 from mansio.tracebacks import without_traceback
+from mansio.wire.field_values import FINAL_FETCH_SESSION_EPOCH, NO_FETCH_SESSION_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,13 +41,15 @@ if TYPE_CHECKING:
     from mansio.broker.services.follower_reads import FollowerReads
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.quotas import QuotaService
-    from mansio.ports import Scheduler, Timer
+    from mansio.ports import Clock, Scheduler, Timer
     from mansio.state.broker_handshake import BrokerIdentity
+    from mansio.state.fetch_session import FetchSession
     from mansio.storage.file_cache import FileCache
     from mansio.storage.group_commit import GroupCommit
     from mansio.storage.segment_list import LogSlice
 
     TopicData = tuple[str | None, bytes | None, list["PartitionData"]]
+    WantedTopics = Sequence[tuple[str | None, bytes | None, Sequence["PartitionFetch"]]]
 
 FOLLOWER_NOTIFY_DELAY_MS: Final = 50
 """Delay after which the parked fetches of followers are completed once more when this broker has become leader:
@@ -51,6 +57,8 @@ followers may receive the metadata of the election later than this broker."""
 
 NO_REPLICA: Final = -1
 """Replica id in the fetch of a client."""
+
+FIRST_SESSION_ID_MAX: Final = 1 << 30
 
 FLUSH_WAIT_MS: Final = 500
 """Maximum time for which even a fetch with `max_wait_ms` 0 waits: for the flush of records that were acknowledged
@@ -82,7 +90,8 @@ class PartitionFetch(Protocol):
 class FetchRequest(Protocol):
     """A fetch request. `topics`: (name or None, topic id or None, [PartitionFetch]). `is_repair_read`: a replica reads
     batches that are damaged in its own log; without effect in the request of a client. The request itself does not tell
-    whether a follower sent it; this depends on the authenticated identity of the connection."""
+    whether a follower sent it; this depends on the authenticated identity of the connection. `session_id`,
+    `session_epoch`, `forgotten_topics`: of the fetch session, without effect in the request of a client."""
 
     @property
     def max_wait_ms(self) -> int: ...
@@ -97,7 +106,13 @@ class FetchRequest(Protocol):
     @property
     def is_repair_read(self) -> bool: ...
     @property
-    def topics(self) -> Sequence[tuple[str | None, bytes | None, Sequence[PartitionFetch]]]: ...
+    def topics(self) -> WantedTopics: ...
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def session_epoch(self) -> int: ...
+    @property
+    def forgotten_topics(self) -> Sequence[tuple[str | None, bytes | None, Sequence[int]]]: ...
 
 
 class PartitionData(NamedTuple):
@@ -125,7 +140,8 @@ class FetchResult(NamedTuple):
     follower does not know yet: a log start offset, a divergence, or a high watermark that its readers wait for.
     `error`: rejects the whole fetch. `group_commit`: flushes the logs of the returned batches, for a follower.
     `is_pending`: records exist that can be returned only after they are verified or repaired.
-    `is_full`: the result has records of as many partitions as it may have.
+    `is_full`: the result has records of as many partitions as it may have. `session`: of the follower, None if it has
+    none.
     """
 
     topics: list[TopicData]
@@ -136,6 +152,7 @@ class FetchResult(NamedTuple):
     group_commit: GroupCommit | None = None
     is_pending: bool = False
     is_full: bool = False
+    session: FetchSession | None = None
 
     @classmethod
     def for_rejected_request(cls, request: FetchRequest, error: MansioError) -> FetchResult:
@@ -176,6 +193,7 @@ class FetchService:
 
     __slots__ = (
         "_authenticator",
+        "_clock",
         "_coalescer",
         "_files",
         "_follower_notification_scheduled",
@@ -188,6 +206,7 @@ class FetchService:
         "_wait_ms_max",
         "counters",
         "parked",
+        "sessions",
     )
 
     def __init__(
@@ -196,6 +215,7 @@ class FetchService:
         *,
         produce: ProduceService,
         quotas: QuotaService,
+        clock: Clock,
         scheduler: Scheduler,
         response_bytes_max: int,
         wait_ms_max: int,
@@ -208,6 +228,7 @@ class FetchService:
         self._partitions = partitions
         self._produce = produce
         self._quotas = quotas
+        self._clock = clock
         self._scheduler = scheduler
         self._response_bytes_max = response_bytes_max
         self._wait_ms_max = wait_ms_max
@@ -217,6 +238,8 @@ class FetchService:
         self._follower_reads = follower_reads
         self.counters = FetchCounters()
         self.parked: dict[ParkedFetch, None] = {}
+        self.sessions = FetchSessions(clock.wall_ms() % FIRST_SESSION_ID_MAX + 1)
+        """The fetch sessions of followers."""
 
     def begin_fetch(
         self,
@@ -264,14 +287,52 @@ class FetchService:
         """Like `begin_fetch`, for a follower, whose response may be delayed so that it carries more batches
         (`FetchCoalescer`)."""
         if request.is_repair_read:
-            return self._read_for_follower(request, follower, first=False), True
+            return self._read_for_follower(request, follower, None, first=False), True
+        session = None
+        if request.session_epoch != FINAL_FETCH_SESSION_EPOCH or request.session_id != NO_FETCH_SESSION_ID:
+            try:
+                session = self.sessions.begin(
+                    request.session_id,
+                    request.session_epoch,
+                    follower,
+                    request.topics,
+                    request.forgotten_topics,
+                    self._clock.monotonic() * 1000,
+                )
+            except MansioError as error:
+                return FetchResult([], 0, True, without_traceback(error), is_by_follower=True), True
         pending_before = len(self._produce.pending)
-        result = self._read_for_follower(request, follower, first=True)
+        result = self._read_for_follower(request, follower, session, first=True)
         self._coalescer.record_follower_fetch(pending_before)
-        if result.is_urgent or result.is_full or request.max_wait_ms <= 0 or not request.topics:
-            return result, True
-        found = result.size_bytes >= request.min_bytes
-        return result, found and not self._coalescer.should_wait(result.size_bytes)
+        is_final = not request.topics if session is None else session.is_new
+        if not (is_final or result.is_urgent or result.is_full or request.max_wait_ms <= 0):
+            found = result.size_bytes >= request.min_bytes
+            if not found or self._coalescer.should_wait(result.size_bytes):
+                return result, False
+        return self.select_news(result, follower), True
+
+    def select_news(self, result: FetchResult, follower: BrokerIdentity) -> FetchResult:
+        """Return a final result for a follower with the partitions that its session has to answer, and record what the
+        follower is sent."""
+        session = result.session
+        if session is None or result.error is not None:
+            return result
+        topics: list[TopicData] = []
+        for name, topic_id, results in result.topics:
+            news = []
+            for data in results:
+                entry = session[topic_id or b"", data.partition]
+                end_offset, progress = 0, None
+                if data.error is None:
+                    partition = self._partitions.find(name, topic_id, data.partition)
+                    end_offset = partition.log.end_offset
+                    if (leading := partition.leader_progress) is not None:
+                        progress = leading.followers().get(follower.node_id)
+                if entry.record_answer(data, end_offset, progress):
+                    news.append(data)
+            if news:
+                topics.append((name, topic_id, news))
+        return result._replace(topics=topics)
 
     def park(
         self,
@@ -285,7 +346,7 @@ class FetchService:
     ) -> ParkedFetch:
         """Park a request until more can be read; `on_done` is called once, later, with the final result. `first`: the
         result of `begin_fetch`."""
-        parked = ParkedFetch(self, request, user, client_id, grants, on_done, follower)
+        parked = ParkedFetch(self, request, user, client_id, grants, on_done, follower, first.session)
         parked.park(coalesce=follower is not None and first.size_bytes >= request.min_bytes)
         return parked
 
@@ -296,10 +357,12 @@ class FetchService:
         client_id: str | None,
         grants: Grants | None,
         follower: BrokerIdentity | None = None,
+        session: FetchSession | None = None,
     ) -> FetchResult:
-        """Read all partitions once, within the byte limits of the request and the client's quota."""
+        """Read all partitions once, within the byte limits of the request and the client's quota. `session`: of the
+        follower."""
         if follower is not None:
-            return self._read_for_follower(request, follower, first=False)
+            return self._read_for_follower(request, follower, session, first=False)
         remaining = min(request.max_bytes, self._response_bytes_max)
         quotas = self._quotas.active
         if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(user, client_id)) is not None:
@@ -399,11 +462,11 @@ class FetchService:
         return grants.topic_error(Operation.READ, topic, topic_id, self._partitions.name_of, "FETCH")
 
     def _read_for_follower(
-        self, request: FetchRequest, follower: BrokerIdentity, *, first: bool
+        self, request: FetchRequest, follower: BrokerIdentity, session: FetchSession | None, *, first: bool
     ) -> FetchResult:
-        """Read for a follower. The whole fetch is rejected unless `follower` is a current session according to the
-        metadata: otherwise two processes with two disks may have its broker id. `first`: the request has just
-        arrived."""
+        """Read for a follower, in a session the partitions that have changed. The whole fetch is rejected unless
+        `follower` is a current session according to the metadata: otherwise two processes with two disks may have its
+        broker id. `first`: the request has just arrived."""
         node_id, broker_epoch = follower
         if not self._authenticator.is_current_session(follower):
             stale = StaleBrokerEpoch(f"broker {node_id} has another session than epoch {broker_epoch}")
@@ -416,7 +479,8 @@ class FetchService:
         group_commit = None
         is_urgent = False
         topics: list[TopicData] = []
-        for name, topic_id, wanted in request.topics:
+        asked: WantedTopics = request.topics if session is None else session.wanted()
+        for name, topic_id, wanted in asked:
             results: list[PartitionData] = []
             for want in wanted:
                 partition = None
@@ -424,6 +488,8 @@ class FetchService:
                 diverging, urgent = None, False
                 try:
                     partition = self._partitions.find(name, topic_id, want.index)
+                    if session is not None:
+                        session.watch(topic_id, want.index, partition.waits)
                     bytes_max = min(remaining, want.max_bytes)
                     if request.is_repair_read:
                         records = partition.read_for_repair(
@@ -469,6 +535,7 @@ class FetchService:
             is_by_follower=True,
             group_commit=group_commit,
             is_full=not files_left or (is_limited and total > 0),
+            session=session,
         )
 
     def complete_follower_fetches(self) -> None:
@@ -505,6 +572,7 @@ class ParkedFetch:
         "_partitions",
         "_request",
         "_service",
+        "_session",
         "_timer",
         "_user",
         "_woken",
@@ -520,6 +588,7 @@ class ParkedFetch:
         grants: Grants | None,
         on_done: Callable[[FetchResult], None],
         follower: BrokerIdentity | None,
+        session: FetchSession | None,
     ) -> None:
         self._service = service
         self._request = request
@@ -532,6 +601,7 @@ class ParkedFetch:
         self._woken = False
         self._coalesces = False
         self._follower = follower
+        self._session = session
         self.is_by_follower = follower is not None
 
     def park(self, *, coalesce: bool = False) -> None:
@@ -540,6 +610,24 @@ class ParkedFetch:
         A request that names a partition more than once does not wait: otherwise an append would wake it once for each
         time the partition is named.
         """
+        service = self._service
+        named = 0
+        if self._session is not None:
+            self._session.wait(self)  # which watches its partitions
+        else:
+            named = self._park_at_partitions()
+        wait_ms = 0
+        if named == len(self._partitions):
+            wait_ms = min(self._request.max_wait_ms, service._wait_ms_max)
+            if wait_ms <= 0:
+                wait_ms = FLUSH_WAIT_MS
+        self._timer = service._scheduler.call_later(wait_ms, self.complete_now)
+        if coalesce:
+            self._coalesce()
+        service.parked[self] = None
+
+    def _park_at_partitions(self) -> int:
+        """Wait at each partition that the request names; return their number, repeated ones included."""
         service = self._service
         named = 0
         for name, topic_id, wanted in self._request.topics:
@@ -551,15 +639,7 @@ class ParkedFetch:
                     partition.park(self.wake, self._request.isolation_level)
                 self._partitions[partition] = None
             named += len(wanted)
-        wait_ms = 0
-        if named == len(self._partitions):
-            wait_ms = min(self._request.max_wait_ms, service._wait_ms_max)
-            if wait_ms <= 0:
-                wait_ms = FLUSH_WAIT_MS
-        self._timer = service._scheduler.call_later(wait_ms, self.complete_now)
-        if coalesce:
-            self._coalesce()
-        service.parked[self] = None
+        return named
 
     def wake(self) -> None:
         """Repeat the fetch at the end of this iteration of the event loop, because a partition has advanced. Several
@@ -571,8 +651,13 @@ class ParkedFetch:
     def complete_now(self) -> None:
         """Complete the fetch with the records that are available now."""
         if self._timer is not None:
+            self._complete(self._read())
+
+    def reject(self, error: MansioError) -> None:
+        """Complete the fetch with an error, because its session has ended or has a newer request."""
+        if self._timer is not None:
             self._complete(
-                self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
+                FetchResult([], 0, True, without_traceback(error), is_by_follower=self.is_by_follower)
             )
 
     def cancel(self) -> None:
@@ -586,7 +671,14 @@ class ParkedFetch:
             else:
                 partition.waits.unpark(self.wake)
         self._partitions.clear()
+        if self._session is not None and self._session.waiter is self:
+            self._session.wait(None)
         self._service.parked.pop(self, None)
+
+    def _read(self) -> FetchResult:
+        return self._service.read(
+            self._request, self._user, self._client_id, self._grants, self._follower, self._session
+        )
 
     def _retry(self) -> None:
         self._woken = False
@@ -597,7 +689,7 @@ class ParkedFetch:
             if coalescer.is_full:
                 self._on_coalescing_end()
             return
-        result = self._service.read(self._request, self._user, self._client_id, self._grants, self._follower)
+        result = self._read()
         if result.is_urgent or result.is_full:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:
@@ -621,6 +713,8 @@ class ParkedFetch:
 
     def _complete(self, result: FetchResult) -> None:
         self.cancel()
+        if self._follower is not None:
+            result = self._service.select_news(result, self._follower)
         self._on_done(result)
 
 

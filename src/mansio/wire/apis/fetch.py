@@ -10,9 +10,9 @@ the leader, and reports no position. Other tagged fields are not written, and sk
 A response is encoded as a list of buffers with the caller's log slices in between, so that the server can send these
 directly from the file.
 
-Followers use one version, without session, rack and aborted transactions. The `*_replica_*` functions are a faster
-codec of such messages, with the same bytes; they return None for other messages, which the caller passes to the general
-codec.
+Followers use one version, without rack and aborted transactions, and seldom forget partitions of their session. The
+`*_replica_*` functions are a faster codec of such messages, with the same bytes; they return None for other messages,
+which the caller passes to the general codec.
 
 Invariants:
 * Records are not accessed; only their length is used.
@@ -608,10 +608,12 @@ def encode_replica_request(
     max_bytes: int,
     replica_id: int,
     replica_epoch: int,
+    session_id: int = 0,
+    session_epoch: int = -1,
 ) -> bytes:
     """Encode a request frame of a follower, with correlation id 0. `topics`: topic id -> requested partitions; at most
     `ONE_BYTE_COUNT_MAX` topics, and as many partitions of each, which the caller ensures."""
-    start = _REPLICA_BODY_START.pack(max_wait_ms, 1, max_bytes, 0, 0, -1, len(topics) + 1)
+    start = _REPLICA_BODY_START.pack(max_wait_ms, 1, max_bytes, 0, session_id, session_epoch, len(topics) + 1)
     parts = [b"", client_id, b"\x00", start]
     for topic_id, partitions in topics.items():
         parts.append(_REPLICA_TOPIC_START.pack(topic_id, len(partitions) + 1))
@@ -674,7 +676,7 @@ def decode_replica_request(frame: memoryview, position: int) -> FetchRequest | N
 
 
 def encode_replica_response(
-    correlation_id: int, topics: Sequence[TopicData], error_code: int = 0
+    correlation_id: int, topics: Sequence[TopicData], error_code: int = 0, session_id: int = 0
 ) -> list[Any] | None:
     """Encode the response frame to a follower as buffers in order, as `encode_response` does. None for responses that
     only the general codec encodes."""
@@ -708,7 +710,9 @@ def encode_replica_response(
     pieces.append(b"".join(head))
     length = sum(map(len, pieces[::2])) + records_bytes + _REPLICA_RESPONSE_START.size
     pieces[0] = (
-        _REPLICA_FRAMED_RESPONSE_START.pack(length, correlation_id, 0, 0, error_code, 0, len(topics) + 1)
+        _REPLICA_FRAMED_RESPONSE_START.pack(
+            length, correlation_id, 0, 0, error_code, session_id, len(topics) + 1
+        )
         + pieces[0]
     )
     return pieces

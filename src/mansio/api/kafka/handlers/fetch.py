@@ -6,10 +6,10 @@ Behavior
   in the epoch of the request, and refused otherwise. Negative ids are clients', as in Kafka.
 
 Version notes
-* 4: first with record batches v2 and isolation level. 7: sessions (KIP-227: none are kept; session id 0 makes the
-  client send full requests). 9: fencing by leader epoch (KIP-320). 11: rack and preferred read replica (KIP-392). 12:
-  flexible, diverging epochs (KIP-595). 13: topics
-  by id (KIP-516). 15: a follower's broker epoch (KIP-903).
+* 4: first with record batches v2 and isolation level. 7: sessions (KIP-227) of followers; clients get none, and
+  the session id 0 makes them send full requests. 9: fencing by leader epoch (KIP-320). 11: rack and preferred read
+  replica (KIP-392). 12: flexible, diverging epochs (KIP-595). 13: topics by id (KIP-516). 15: a
+  follower's broker epoch (KIP-903).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mansio.errors import CorruptLog, CorruptMessage, MansioError
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch as wire
+from mansio.wire.field_values import NO_FETCH_SESSION_ID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,8 +116,11 @@ def _encode(
     error_code = 0
     if result.is_urgent:
         error_code = _count_errors(service, result)
+    session_id = NO_FETCH_SESSION_ID if result.session is None else result.session.session_id
     if result.is_by_follower and header.api_version == wire.REPLICA_FETCH_VERSION:
-        parts = wire.encode_replica_response(header.correlation_id, _topics(result.topics), error_code)
+        parts = wire.encode_replica_response(
+            header.correlation_id, _topics(result.topics), error_code, session_id
+        )
         if parts is not None:
             return parts
     throttle_ms = 0
@@ -131,7 +135,12 @@ def _encode(
                 connection.pause_reading_ms(throttle_ms)
         service.fetch.counters.count_fetch(result.size_bytes)
     return wire.encode_response(
-        header.api_version, header.correlation_id, _topics(result.topics), throttle_ms, error_code
+        header.api_version,
+        header.correlation_id,
+        _topics(result.topics),
+        throttle_ms,
+        error_code,
+        session_id,
     )
 
 
