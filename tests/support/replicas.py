@@ -346,6 +346,7 @@ class Node:
             statistics=statistics,
         )
         self.replication.on_leader_elected(self.service.fetch.complete_follower_fetches)
+        self.replication.on_session_end(self.service.fetch.sessions.end_all_of)
         cluster.network.nodes[node_id] = self
         for _ in range(cluster.partition_count):
             self._open()

@@ -774,6 +774,7 @@ class BrokerRuntime:
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
             self.cluster_member.replication.on_leader_elected(self.service.fetch.complete_follower_fetches)
+            self.cluster_member.replication.on_session_end(self.service.fetch.sessions.end_all_of)
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
         stack.push_async_callback(self.transactions.close)

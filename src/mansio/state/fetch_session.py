@@ -380,16 +380,15 @@ class FetchSessions:
         self._sessions[session_id] = session
         return session
 
-    def end_older(self, owner: BrokerIdentity) -> None:
-        """End the sessions of other processes of the same broker."""
+    def end_all_of(self, owner: BrokerIdentity) -> None:
+        """End the sessions of a broker whose own session has ended."""
         for one in tuple(self._sessions.values()):
-            if one.owner.node_id == owner.node_id and one.owner != owner:
-                self._end(one.session_id, one.owner)
+            if one.owner == owner:
+                self._end(one.session_id, owner)
 
     def _create(self, owner: BrokerIdentity, topics: Topics, now_ms: float) -> FetchSession | None:
         if _names_topics(topics) or sum(len(wanted) for _, _, wanted in topics) > self.partitions_max:
             return None
-        self.end_older(owner)
         own = [one for one in self._sessions.values() if one.owner == owner]
         if len(own) >= SESSIONS_PER_BROKER_MAX:
             self._evict(own[0])

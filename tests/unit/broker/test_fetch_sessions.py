@@ -149,6 +149,18 @@ def test_a_follower_whose_session_the_leader_has_forgotten_begins_another_one(re
     assert len(cluster[LEADER].service.fetch.sessions) == 1
 
 
+def test_the_sessions_of_a_dead_broker_end_with_its_own() -> None:
+    watched = Watched(brokers=3)
+    cluster = watched.cluster
+    assert sorted(one.owner.node_id for one in cluster[LEADER].service.fetch.sessions) == [2, 3]
+    cluster.kill(3)
+    cluster.end_session(3)
+    cluster.run_for(10)
+    assert [one.owner.node_id for one in cluster[LEADER].service.fetch.sessions] == [2]
+    waits = [partition.waits for partition in cluster[LEADER].partitions.values()]
+    assert [len(one.followers) for one in waits] == [1] * PARTITIONS, "nothing is left of it"
+
+
 def test_a_lost_response_costs_nothing_but_a_full_request() -> None:
     watched = Watched()
     cluster = watched.cluster

@@ -289,6 +289,7 @@ class Exchange(RuleBasedStateMachine):
             self.session.forget((TOPIC_ID, index))
 
     def restart(self) -> None:
+        self.sessions.end_all_of(BrokerIdentity(FOLLOWER, self.broker_epoch))
         self.broker_epoch += 1
         self.session = FollowerFetchSession()
         for copy in self.copies:
@@ -514,6 +515,7 @@ def test_a_broker_has_so_many_sessions_and_none_of_an_earlier_process() -> None:
     assert sessions.eviction_count == 1
     other = created(sessions, BrokerIdentity(3, 30))
     later = created(sessions, BrokerIdentity(2, 21))
+    sessions.end_all_of(owner)
     assert [*sessions] == [other, later]
     assert sessions.eviction_count == 1, "it was not for want of room"
 
@@ -554,7 +556,7 @@ def test_a_request_that_waits_is_rejected_when_its_session_ends_or_has_a_newer_r
     session.wait(waiters[0])
     sessions.begin(1, 1, owner, [], [], 0)
     session.wait(waiters[1])
-    sessions.end_older(BrokerIdentity(2, 21))
+    sessions.end_all_of(owner)
     errors = [type(one) for waiter in waiters for one in waiter.errors]
     assert errors == [InvalidFetchSessionEpoch, FetchSessionNotFound]
 

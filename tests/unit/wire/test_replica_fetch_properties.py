@@ -58,7 +58,9 @@ def fetched(draw: st.DrawFn) -> FetchedPartition:
 answered = st.lists(st.tuples(st.none(), topic_ids, st.lists(fetched(), max_size=4)), max_size=4)
 
 
-def request(topics: dict[bytes, list[FetchPartition]], replica: tuple[int, int]) -> bytes:
+def request(
+    topics: dict[bytes, list[FetchPartition]], replica: tuple[int, int], session: tuple[int, int] = (0, -1)
+) -> bytes:
     return fetch.encode_replica_request(
         CLIENT_ID_BYTES,
         topics,
@@ -66,6 +68,8 @@ def request(topics: dict[bytes, list[FetchPartition]], replica: tuple[int, int])
         max_bytes=1 << 20,
         replica_id=replica[0],
         replica_epoch=replica[1],
+        session_id=session[0],
+        session_epoch=session[1],
     )
 
 
@@ -87,9 +91,15 @@ def damages(data: bytes) -> Iterator[bytes]:
 
 
 @often
-@given(topics=asked, replica=st.tuples(st.integers(0, 9), st.integers(0, 2**60)))
-def test_replica_request_is_the_same_in_both_codecs(topics: Any, replica: tuple[int, int]) -> None:
-    framed = request(topics, replica)
+@given(
+    topics=asked,
+    replica=st.tuples(st.integers(0, 9), st.integers(0, 2**60)),
+    session=st.tuples(numbers, numbers),
+)
+def test_replica_request_is_the_same_in_both_codecs(
+    topics: Any, replica: tuple[int, int], session: tuple[int, int]
+) -> None:
+    framed = request(topics, replica, session)
     assert framed == fetch.encode_request(
         VERSION,
         0,
@@ -100,6 +110,8 @@ def test_replica_request_is_the_same_in_both_codecs(topics: Any, replica: tuple[
         max_bytes=1 << 20,
         replica_id=replica[0],
         replica_epoch=replica[1],
+        session_id=session[0],
+        session_epoch=session[1],
     )
     frame = memoryview(framed)[4:]
     body = read_request_header(frame).body_position
@@ -118,18 +130,18 @@ def test_other_requests_are_left_to_the_general_codec(topics: Any) -> None:
 
 
 @often
-@given(topics=answered, correlation_id=numbers, error_code=st.sampled_from((0, 77)))
+@given(topics=answered, correlation_id=numbers, error_code=st.sampled_from((0, 77)), session_id=numbers)
 def test_replica_response_is_the_same_in_both_codecs(
-    topics: Any, correlation_id: int, error_code: int
+    topics: Any, correlation_id: int, error_code: int, session_id: int
 ) -> None:
-    pieces = fetch.encode_replica_response(correlation_id, topics, error_code)
+    pieces = fetch.encode_replica_response(correlation_id, topics, error_code, session_id)
     plain = all(
         one.aborted_transactions is None and one.diverging_epoch is None
         for _, _, partitions in topics
         for one in partitions
     )
     assert (pieces is not None) == plain
-    general = b"".join(fetch.encode_response(VERSION, correlation_id, topics, 0, error_code))
+    general = b"".join(fetch.encode_response(VERSION, correlation_id, topics, 0, error_code, session_id))
     assert pieces is None or b"".join(pieces) == general
     found = fetch.decode_replica_response(general[4:])
     assert (found is not None) == plain

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError
 from mansio.logs import fields
+from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.replica import NO_LEADER
 
 if TYPE_CHECKING:
@@ -52,10 +53,15 @@ class LeadershipApplier:
         self._is_session_valid = is_session_valid
         self._ended_sessions = ended_sessions
         self._leader_elected: Callable[[], None] = _ignore
+        self._session_ended: Callable[[BrokerIdentity], None] = _ignore
 
     def on_leader_elected(self, listener: Callable[[], None]) -> None:
         """Call `listener` when this broker becomes leader of a partition in a new epoch."""
         self._leader_elected = listener
+
+    def on_session_end(self, listener: Callable[[BrokerIdentity], None]) -> None:
+        """Call `listener` when the session of another broker has ended."""
+        self._session_ended = listener
 
     def start(self) -> None:
         """Start the ISR manager."""
@@ -112,11 +118,12 @@ class LeadershipApplier:
         self.isr_manager.remove(partition)
 
     def handle_broker_change(self, change: BrokerChange) -> None:
-        """Remove a broker from the in-sync sets of the partitions led here, if `change` shows that its session has
-        ended. Other changes of brokers have no effect."""
+        """Remove a broker from the in-sync sets of the partitions led here, and end its fetch sessions, if `change`
+        shows that its session has ended. Other changes of brokers have no effect."""
         if change.before is not None and (change.after is None or change.after.epoch != change.before.epoch):
+            self._session_ended(BrokerIdentity(change.node_id, change.before.epoch))
             self.isr_manager.handle_session_end(change.node_id)
 
 
-def _ignore() -> None:
-    """Do nothing; the default of the listener."""
+def _ignore(*_: object) -> None:
+    """Do nothing; the default of the listeners."""
