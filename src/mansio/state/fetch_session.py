@@ -475,6 +475,15 @@ class FollowerFetchSession(Generic[Position]):
         forgotten, self._forgotten = self._forgotten, {}
         return SessionStep(self._session_id, self._epoch, forgotten)
 
+    def last_step(self) -> SessionStep | None:
+        """Return the session fields of a request without partitions that ends the session; None if there is none."""
+        if self.is_full:
+            return None
+        step = SessionStep(self._session_id, FINAL_FETCH_SESSION_EPOCH)
+        self.restart()
+        self._session_id, self._epoch = NO_FETCH_SESSION_ID, OPEN_FETCH_SESSION_EPOCH
+        return step
+
     def on_response(self, session_id: int) -> None:
         """Handle a response without an error."""
         if session_id == NO_FETCH_SESSION_ID:

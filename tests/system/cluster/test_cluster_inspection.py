@@ -164,6 +164,31 @@ def test_numbers_and_health_tell_of_a_dead_broker_and_of_its_return(one: Cluster
     one.wait(lambda: not health(one, dead)["warnings"], "the one that was dead has nothing to complain of")
 
 
+@pytest.mark.row("C2")
+def test_followers_fetch_in_sessions_which_end_with_them(one: Cluster) -> None:
+    topic = new_topic(one)
+    one.wait_in_sync(topic)
+    leader = one.leader(topic)
+    dead = next(node_id for node_id in one.running if node_id != leader)
+
+    def sessions() -> int:
+        return round(scrape(one, leader)["mansio_incremental_fetch_sessions"])
+
+    one.wait(lambda: sessions() >= 2, "both followers have one")
+    before = scrape(one, leader)
+    assert before["mansio_incremental_fetch_partitions_cached"] >= 2
+    prober = Prober(one, topic)
+    prober.until(leader, {OK})
+    one.kill(dead)
+    one.wait(lambda: sessions() == 1, "the session of the dead one has ended")
+    one.start(dead)
+    one.wait_in_sync(topic)
+    one.wait(lambda: sessions() == 2, "it has another one")
+    prober.until(leader, {OK})
+    evictions = "mansio_incremental_fetch_session_evictions_total"
+    assert scrape(one, leader)[evictions] == before[evictions]
+
+
 @pytest.mark.row("C2", "C5")
 def test_leader_without_its_followers_reports_it_to_clients_in_its_numbers_and_in_its_health(
     one: Cluster,

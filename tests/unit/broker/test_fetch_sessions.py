@@ -161,6 +161,30 @@ def test_the_sessions_of_a_dead_broker_end_with_its_own() -> None:
     assert [len(one.followers) for one in waits] == [1] * PARTITIONS, "nothing is left of it"
 
 
+def test_a_follower_that_has_caught_up_ends_the_session_of_its_second_fetcher() -> None:
+    watched = Watched(brokers=3)
+    cluster = watched.cluster
+    cluster.kill(FOLLOWER)
+    cluster.end_session(FOLLOWER)
+    for _ in range(3):
+        watched.append(0)
+    watched.forget()
+    cluster.restart(FOLLOWER)
+    sessions = cluster[LEADER].service.fetch.sessions
+
+    def owners() -> list[int]:
+        return sorted(one.owner.node_id for one in sessions)
+
+    cluster.run_until(lambda: owners() == [2, 2, 3], 5000)
+    cluster.run_until(lambda: FOLLOWER in cluster.state(0).isr, 5000)
+    cluster.run_for(1000)
+    assert owners() == [2, 3]
+    assert sessions.eviction_count == 0
+    waits = cluster[LEADER].partitions[TOPIC.bytes, 0].waits
+    assert len(waits.followers) == 2
+    watched.append(0)
+
+
 def test_a_lost_response_costs_nothing_but_a_full_request() -> None:
     watched = Watched()
     cluster = watched.cluster

@@ -305,10 +305,17 @@ class ReplicaFetcher:
             await self._wait_until_flushed(self._apply_response(response, named))
 
     def _next_request(self) -> tuple[bytes, dict[Key, _FetchedReplica]] | None:
-        """Return the next request frame, and the partitions that it names; None if there is none to fetch now."""
+        """Return the next request frame, and the partitions that it names; None if there is none to fetch now. A
+        fetcher that has no partitions any more ends its session."""
         context, session = self._context, self._session
         now = context.clock.monotonic()
-        if self._is_catch_up and now < context.throttle.fetch_allowed_at_s:
+        if (
+            self._is_catch_up
+            and now < context.throttle.fetch_allowed_at_s
+            and all(
+                one.is_behind for one in self._changed
+            )  # a new role may be in sync, so that producers wait for it
+        ):
             return None
         while self._delayed and self._delayed[0][0] <= now:
             _, _, one = heappop(self._delayed)
@@ -325,6 +332,8 @@ class ReplicaFetcher:
                 if session.name(one.key, position):
                     named[one.key] = self._requested[one.key] = one
                     positions.setdefault(one.topic_id, []).append(position)
+            if not self.partitions and (last := session.last_step()) is not None:
+                return self._encode_fetch_request({}, last, 0), {}
             if not self._requested:
                 return None
             return self._encode_fetch_request(positions, session.next_step(), wait_ms), named
