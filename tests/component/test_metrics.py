@@ -54,6 +54,7 @@ from mansio.metadata.model import (
     Topic,
 )
 from mansio.metadata.session import Session
+from mansio.state.fetch_session import FetchSessions
 from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
@@ -196,6 +197,7 @@ def clustered_service(
     )
     services = SimpleNamespace(
         cluster=cluster,
+        fetch=SimpleNamespace(sessions=FetchSessions(1)),
         topics=SimpleNamespace(state=state, settings_of=lambda _: SimpleNamespace(min_insync_replicas=2)),
         clock=SimpleNamespace(monotonic=lambda: 1000.0),
         settings=Settings(node_id=1),

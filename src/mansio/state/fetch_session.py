@@ -106,8 +106,10 @@ class Answer(Protocol):
 class Waits(Protocol):
     """The waits of a partition that a session watches."""
 
-    def park_follower(self, wake: Callable[[], None], mark: Callable[[], None] | None = None) -> None: ...
+    def park_follower(self, wake: Callable[[], None]) -> None: ...
     def unpark_follower(self, wake: Callable[[], None]) -> None: ...
+    def add_mark(self, mark: Callable[[], None]) -> None: ...
+    def remove_mark(self, mark: Callable[[], None]) -> None: ...
 
 
 class Waiter(Protocol):
@@ -168,17 +170,20 @@ class SessionPartition:
         """Have these waits tell this object of changes, and no others."""
         self.unwatch()
         self.watched = waits
-        waits.park_follower(self.wake, self.mark)
+        waits.park_follower(self.wake)
 
     def unwatch(self) -> None:
         if self.watched is not None:
             self.watched.unpark_follower(self.wake)
+            self.watched.remove_mark(self.mark)
             self.watched = None
 
     def wake(self) -> None:
         """Mark the partition, and have the waiting request read it."""
-        self.mark()
-        waiter = self._session.waiter
+        session = self._session
+        if self not in session.changed:
+            self.mark()
+        waiter = session.waiter
         if waiter is not None:
             waiter.wake()
 
@@ -196,32 +201,34 @@ class SessionPartition:
             self._follower.repeat_fetch(self._session.requested_ms)
             self._follower = None
 
-    def record_answer(self, answer: Answer, end_offset: int, follower: ReplicaState | None) -> bool:
-        """Record that a response is being sent; return whether it has to contain `answer`. `end_offset`: of the
-        leader's log. `follower`: the leader's knowledge of the follower, None if it has none.
-
-        The partition stays among those that have changed until the leader knows the position: a change of the in-sync
-        set forgets it, and only a later request reports it again."""
+    def record_answer(self, answer: Answer) -> bool:
+        """Record that a response is being sent; return whether it has to contain `answer`."""
         if answer.error is not None:
             self._sent_high_watermark = self._sent_start_offset = UNKNOWN
             return True
         high_watermark, start_offset = answer.high_watermark, answer.log_start_offset
-        has_more = answer.size_bytes > 0 or answer.diverging is not None
         is_news = (
-            has_more or high_watermark != self._sent_high_watermark or start_offset != self._sent_start_offset
+            high_watermark != self._sent_high_watermark
+            or start_offset != self._sent_start_offset
+            or answer.size_bytes > 0
+            or answer.diverging is not None
         )
         self._sent_high_watermark, self._sent_start_offset = high_watermark, start_offset
-        if (
-            not has_more
-            and self.fetch_offset >= end_offset
-            and follower is not None
-            and follower.has_position(
-                self._session.owner.broker_epoch, self.fetch_offset, self.log_start_offset
-            )
+        return is_news
+
+    def record_agreement(self, follower: ReplicaState | None) -> None:
+        """Handle a response without news for a follower that has all records. `follower`: the leader's knowledge of it,
+        None if it has none.
+
+        The partition stays among those that have changed until the leader knows the position: a change of the in-sync
+        set forgets it, and only a later request reports it again."""
+        if follower is not None and follower.has_position(
+            self._session.owner.broker_epoch, self.fetch_offset, self.log_start_offset
         ):
             self._session.changed.pop(self, None)
             self._follower = follower
-        return is_news
+            if self.watched is not None:
+                self.watched.add_mark(self.mark)
 
     def leave(self) -> None:
         """End the part of the partition in the session."""
@@ -234,10 +241,11 @@ class FetchSession:
     """The leader's side of the session of one fetcher. `owner`: the broker whose session it is."""
 
     __slots__ = (
-        "_partitions",
         "changed",
         "epoch",
+        "is_new",
         "owner",
+        "partitions",
         "requested_ms",
         "session_id",
         "waiter",
@@ -248,29 +256,23 @@ class FetchSession:
         self.owner = owner
         self.epoch = next_epoch(OPEN_FETCH_SESSION_EPOCH)
         """Epoch that the next request must have."""
+        self.is_new = True
+        """Whether only the request that created the session has arrived; its response has all partitions."""
         self.requested_ms = now_ms
         """Monotonic time of the last request in milliseconds."""
         self.waiter: Waiter | None = None
         """The request that waits for changes."""
         self.changed: dict[SessionPartition, None] = {}
         """The partitions that may have news for the follower, in the order in which they are served."""
-        self._partitions: dict[tuple[bytes, int], SessionPartition] = {}
+        self.partitions: dict[tuple[bytes, int], SessionPartition] = {}
 
     def __len__(self) -> int:
         """Return the number of partitions in the session."""
-        return len(self._partitions)
-
-    def __getitem__(self, key: tuple[bytes, int]) -> SessionPartition:
-        return self._partitions[key]
-
-    @property
-    def is_new(self) -> bool:
-        """Whether only the request that created the session has arrived; its response has all partitions."""
-        return self.epoch == next_epoch(OPEN_FETCH_SESSION_EPOCH)
+        return len(self.partitions)
 
     def name(self, topics: Topics) -> None:
         """Add the partitions, or take their new positions."""
-        partitions = self._partitions
+        partitions = self.partitions
         for _, topic_id, wanted in topics:
             assert topic_id is not None
             for one in wanted:
@@ -284,18 +286,13 @@ class FetchSession:
         """Take a request with the right epoch."""
         for _, topic_id, indexes in forgotten:
             for index in indexes:
-                left = self._partitions.pop((topic_id or b"", index), None)
+                left = self.partitions.pop((topic_id or b"", index), None)
                 if left is not None:
                     left.leave()
         self.name(topics)
         self.epoch = next_epoch(self.epoch)
+        self.is_new = False
         self.requested_ms = now_ms
-
-    def watch(self, topic_id: bytes | None, index: int, waits: Waits) -> None:
-        """Have the waits of a partition tell the session of changes. One that was opened again has other waits."""
-        one = self._partitions[topic_id or b"", index]
-        if one.watched is not waits:
-            one.watch(waits)
 
     def wait(self, waiter: Waiter | None) -> None:
         """Have changes wake a request, None for no request."""
@@ -309,17 +306,22 @@ class FetchSession:
 
     def end(self) -> None:
         """End the session."""
-        for one in self._partitions.values():
+        for one in self.partitions.values():
             one.leave()
-        self._partitions.clear()
+        self.partitions.clear()
         self.reject_waiting(FetchSessionNotFound(f"fetch session {self.session_id} has ended"))
 
     def wanted(self) -> list[tuple[None, bytes, list[SessionPartition]]]:
         """Return the partitions to read now, as the topics of a request."""
-        topics: dict[bytes, list[SessionPartition]] = {}
+        by_topic: dict[bytes, list[SessionPartition]] = {}
+        topics: list[tuple[None, bytes, list[SessionPartition]]] = []
         for one in self.changed:
-            topics.setdefault(one.topic_id, []).append(one)
-        return [(None, topic_id, partitions) for topic_id, partitions in topics.items()]
+            partitions = by_topic.get(one.topic_id)
+            if partitions is None:
+                partitions = by_topic[one.topic_id] = []
+                topics.append((None, one.topic_id, partitions))
+            partitions.append(one)
+        return topics
 
 
 class FetchSessions:
@@ -368,12 +370,13 @@ class FetchSessions:
             raise FetchSessionNotFound(f"there is no fetch session {session_id} of broker {owner.node_id}")
         if epoch != session.epoch:
             raise InvalidFetchSessionEpoch(f"fetch session epoch {epoch}, expected {session.epoch}")
-        if _names_topics(topics):
-            raise FetchSessionTopicIdError(f"fetch session {session_id} has topic ids")
+        for name, _, _ in topics:
+            if name is not None:
+                raise FetchSessionTopicIdError(f"fetch session {session_id} has topic ids")
         if session.waiter is not None:
             session.reject_waiting(InvalidFetchSessionEpoch("the fetch session has a newer request"))
         session.advance(topics, forgotten, now_ms)
-        if len(session) > self.partitions_max:
+        if len(session.partitions) > self.partitions_max:
             self._end(session_id, owner)
             raise FetchSessionNotFound(f"a fetch session has at most {self.partitions_max} partitions")
         del self._sessions[session_id]
@@ -387,7 +390,8 @@ class FetchSessions:
                 self._end(one.session_id, owner)
 
     def _create(self, owner: BrokerIdentity, topics: Topics, now_ms: float) -> FetchSession | None:
-        if _names_topics(topics) or sum(len(wanted) for _, _, wanted in topics) > self.partitions_max:
+        is_by_name = any(name is not None for name, _, _ in topics)
+        if is_by_name or sum(len(wanted) for _, _, wanted in topics) > self.partitions_max:
             return None
         own = [one for one in self._sessions.values() if one.owner == owner]
         if len(own) >= SESSIONS_PER_BROKER_MAX:
@@ -411,10 +415,6 @@ class FetchSessions:
         if session is not None and session.owner == owner:
             del self._sessions[session_id]
             session.end()
-
-
-def _names_topics(topics: Topics) -> bool:
-    return any(name is not None for name, _, _ in topics)
 
 
 class SessionStep(NamedTuple):

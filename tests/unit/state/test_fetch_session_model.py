@@ -3,7 +3,7 @@ leader knows the same of both, whatever is lost, late, replaced or restarted."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -52,6 +52,7 @@ EVENTS = st.sampled_from(
     )
     + ("deliver_late", "deliver_late", "forget_sessions", "evict", "restart", "give_sessions")
 )
+NOTHING: Final[dict[str, Any]] = {"error": None, "size_bytes": 0, "diverging": None}
 OUTCOMES = st.sampled_from((*[DELIVERED] * 9, LOST_REQUEST, LOST_RESPONSE, LATE_REQUEST))
 
 
@@ -67,20 +68,28 @@ class WatchedWaits:
     """As `PartitionWaits`."""
 
     def __init__(self) -> None:
-        self.watchers: dict[Any, Any] = {}
+        self.followers: dict[Any, None] = {}
+        self.marks: dict[Any, None] = {}
 
-    def park_follower(self, wake: Any, mark: Any = None) -> None:
-        self.watchers[wake] = mark
+    def park_follower(self, wake: Any) -> None:
+        self.followers[wake] = None
 
     def unpark_follower(self, wake: Any) -> None:
-        self.watchers.pop(wake, None)
+        self.followers.pop(wake, None)
+
+    def add_mark(self, mark: Any) -> None:
+        self.marks[mark] = None
+
+    def remove_mark(self, mark: Any) -> None:
+        self.marks.pop(mark, None)
 
     def wake(self) -> None:
-        for wake in tuple(self.watchers):
+        for wake in tuple(self.followers):
             wake()
 
     def mark(self) -> None:
-        for mark in tuple(self.watchers.values()):
+        marks, self.marks = self.marks, {}
+        for mark in marks:
             mark()
 
 
@@ -363,8 +372,8 @@ class Exchange(RuleBasedStateMachine):
         for _, _, partitions in wanted:
             for one in partitions:
                 led = self.led[one.index]
-                if session is not None:
-                    session.watch(TOPIC_ID, one.index, led.waits)
+                if session is not None and one.watched is not led.waits:
+                    one.watch(led.waits)
                 led.report(request.broker_epoch, one, self.now_ms)
                 read.append(one.index)
                 assert one.fetch_offset == request.claimed[one.index].fetch_offset
@@ -376,12 +385,14 @@ class Exchange(RuleBasedStateMachine):
             led = self.led[index]
             position = request.claimed[index]
             answer = led.read(position, limited=limited and number > 0)
-            follower = led.progress.followers()[FOLLOWER]
-            if session is None or session[TOPIC_ID, index].record_answer(answer, led.end, follower):
+            entry = None if session is None else session.partitions[TOPIC_ID, index]
+            if entry is None or entry.record_answer(answer):
                 answers[index] = answer
                 if session is not None:
                     is_known = answer.error is None
                     self.sent[session.session_id, index] = answer[1:3] if is_known else None
+            if entry is not None and entry.fetch_offset >= led.end and answer == answer._replace(**NOTHING):
+                entry.record_agreement(led.progress.followers()[FOLLOWER])
         for index in request.claimed:
             known, other = (
                 one.followers()[FOLLOWER] for one in (self.led[index].progress, self.led[index].unabridged)

@@ -53,7 +53,7 @@ class PartitionWaits:
         self.start_offsets: list[tuple[int, Promise[int]]] = []
         self.readers: dict[Callable[[], None], int] = {}
         self.followers: dict[Callable[[], None], None] = {}
-        self.marks: dict[Callable[[], None], Callable[[], None]] = {}
+        self.marks: dict[Callable[[], None], None] = {}
         self._stable_end = _UNKNOWN_OFFSET  # the last stable offset when the readers were woken
 
     # Commits
@@ -130,25 +130,29 @@ class PartitionWaits:
         if wake in self.readers:
             del self.readers[wake]
 
-    def park_follower(self, wake: Callable[[], None], mark: Callable[[], None] | None = None) -> None:
+    def park_follower(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each append, when the log start offset changes and when this broker stops leading, until
-        `unpark_follower(wake)`. `mark`: called until then when a follower has something to learn or to report that can
-        wait for its next request."""
+        `unpark_follower(wake)`."""
         self.followers[wake] = None
-        if mark is not None:
-            self.marks[wake] = mark
 
     def unpark_follower(self, wake: Callable[[], None]) -> None:
         if wake in self.followers:
             del self.followers[wake]
-            self.marks.pop(wake, None)
 
     def wake_followers(self) -> None:
         for wake in tuple(self.followers):
             wake()
 
+    def add_mark(self, mark: Callable[[], None]) -> None:
+        """Call `mark` once, when a follower has something to learn or to report that can wait for its next request."""
+        self.marks[mark] = None
+
+    def remove_mark(self, mark: Callable[[], None]) -> None:
+        self.marks.pop(mark, None)
+
     def mark_followers(self) -> None:
-        for mark in tuple(self.marks.values()):
+        marks, self.marks = self.marks, {}
+        for mark in marks:
             mark()
 
     def wake_all(self) -> None:

@@ -324,33 +324,40 @@ class ReplicaFetcher:
         wait_ms = context.settings.fetch_wait_ms
         if not self._is_catch_up and context.is_catching_up(self._leader):
             wait_ms = min(wait_ms, CATCH_UP_WAIT_MS)
+        in_session = True
+        if not session.is_full:
+            due = self._take_due(tuple(self._changed), now)
+            if not self.partitions and (last := session.last_step()) is not None:
+                return self._encode_fetch_request({}, 0, last, 0), {}
+        else:
+            session.restart()
+            self._requested = {}
+            due = self._take_due(tuple(self.partitions.values()), now)
+            if session.is_refused and (active := self._select_active(due)):
+                in_session = False
+                due, wait_ms = active, min(int((self._all_due_s - now) * 1000), wait_ms)
         named: dict[Key, _FetchedReplica] = {}
         positions: dict[bytes, list[FetchPartition]] = {}
-        if not session.is_full:
-            for one in self._take_due(tuple(self._changed), now):
-                position = self._position(one)
-                if session.name(one.key, position):
-                    named[one.key] = self._requested[one.key] = one
-                    positions.setdefault(one.topic_id, []).append(position)
-            if not self.partitions and (last := session.last_step()) is not None:
-                return self._encode_fetch_request({}, last, 0), {}
-            if not self._requested:
-                return None
-            return self._encode_fetch_request(positions, session.next_step(), wait_ms), named
-        session.restart()
-        due = self._take_due(tuple(self.partitions.values()), now)
-        step = session.next_step()
-        if session.is_refused and (active := self._select_active(due)):
-            left_ms = (self._all_due_s - now) * 1000
-            due, wait_ms, step = active, min(int(left_ms), wait_ms), NO_SESSION
+        bytes_max = context.settings.partition_bytes_max
         for one in due:
-            position = self._position(one)
-            if step is not NO_SESSION:
-                session.name(one.key, position)
-            named[one.key] = one
-            positions.setdefault(one.topic_id, []).append(position)
-        self._requested = dict(named)
-        return (self._encode_fetch_request(positions, step, wait_ms), named) if due else None
+            log = one.partition.log
+            offset = log.durable_end_offset
+            position = FetchPartition(
+                one.partition.index,
+                one.replica.leader_epoch,
+                offset,
+                log.leader_epochs.epoch_for_offset(offset - 1),
+                log.durable_start_offset,
+                bytes_max,
+            )
+            key = one.key
+            if not in_session or session.name(key, position):
+                named[key] = self._requested[key] = one
+                positions.setdefault(one.topic_id, []).append(position)
+        if not self._requested:
+            return None
+        step = session.next_step() if in_session else NO_SESSION
+        return self._encode_fetch_request(positions, len(named), step, wait_ms), named
 
     def _take_due(self, replicas: Sequence[_FetchedReplica], now: float) -> list[_FetchedReplica]:
         """Return those of the partitions that are to be fetched now; give up and delay the others."""
@@ -404,27 +411,11 @@ class ReplicaFetcher:
             at = self._delayed[0][0]
         return max(1.0, (at - now) * 1000)
 
-    def _position(self, fetched: _FetchedReplica) -> FetchPartition:
-        log = fetched.partition.log
-        offset = log.durable_end_offset
-        return FetchPartition(
-            fetched.partition.index,
-            fetched.replica.leader_epoch,
-            offset,
-            log.leader_epochs.epoch_for_offset(offset - 1),
-            log.durable_start_offset,
-            self._context.settings.partition_bytes_max,
-        )
-
     def _encode_fetch_request(
-        self, topics: dict[bytes, list[FetchPartition]], step: SessionStep, wait_ms: int
+        self, topics: dict[bytes, list[FetchPartition]], partition_count: int, step: SessionStep, wait_ms: int
     ) -> bytes:
         context = self._context
-        if (
-            len(topics) <= fetch.ONE_BYTE_COUNT_MAX
-            and not step.forgotten
-            and all(len(positions) <= fetch.ONE_BYTE_COUNT_MAX for positions in topics.values())
-        ):
+        if partition_count <= fetch.ONE_BYTE_COUNT_MAX and not step.forgotten:
             return fetch.encode_replica_request(
                 FOLLOWER_CLIENT_ID_BYTES,
                 topics,
@@ -469,7 +460,7 @@ class ReplicaFetcher:
                 if fetched is None or not fetched.is_current:
                     continue
                 answered.append(fetched)
-                fetched.mark()
+                self._changed[fetched] = None
                 try:
                     if self._apply_partition(fetched, answer):
                         grown.append(fetched)

@@ -21,7 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalescer
 from mansio.broker.services.follower_reads import READ_HERE
@@ -317,22 +317,25 @@ class FetchService:
         session = result.session
         if session is None or result.error is not None:
             return result
+        find = self._partitions.find
         topics: list[TopicData] = []
+        left_out = 0
         for name, topic_id, results in result.topics:
             news = []
             for data in results:
-                entry = session[topic_id or b"", data.partition]
-                end_offset, progress = 0, None
-                if data.error is None:
-                    partition = self._partitions.find(name, topic_id, data.partition)
-                    end_offset = partition.log.end_offset
-                    if (leading := partition.leader_progress) is not None:
-                        progress = leading.followers().get(follower.node_id)
-                if entry.record_answer(data, end_offset, progress):
+                entry = session.partitions[topic_id or b"", data.partition]
+                if entry.record_answer(data):
                     news.append(data)
+                if data.size_bytes or data.error is not None or data.diverging is not None:
+                    continue
+                partition = find(name, topic_id, data.partition)
+                progress = partition.leader_progress
+                if progress is not None and entry.fetch_offset >= partition.log.end_offset:
+                    entry.record_agreement(progress.followers().get(follower.node_id))
+            left_out += len(results) - len(news)
             if news:
                 topics.append((name, topic_id, news))
-        return result._replace(topics=topics)
+        return result._replace(topics=topics) if left_out else result
 
     def park(
         self,
@@ -479,7 +482,7 @@ class FetchService:
         group_commit = None
         is_urgent = False
         topics: list[TopicData] = []
-        asked: WantedTopics = request.topics if session is None else session.wanted()
+        asked: Any = request.topics if session is None else session.wanted()
         for name, topic_id, wanted in asked:
             results: list[PartitionData] = []
             for want in wanted:
@@ -488,8 +491,8 @@ class FetchService:
                 diverging, urgent = None, False
                 try:
                     partition = self._partitions.find(name, topic_id, want.index)
-                    if session is not None:
-                        session.watch(topic_id, want.index, partition.waits)
+                    if session is not None and want.watched is not partition.waits:  # or it was opened again
+                        want.watch(partition.waits)
                     bytes_max = min(remaining, want.max_bytes)
                     if request.is_repair_read:
                         records = partition.read_for_repair(
@@ -651,7 +654,11 @@ class ParkedFetch:
     def complete_now(self) -> None:
         """Complete the fetch with the records that are available now."""
         if self._timer is not None:
-            self._complete(self._read())
+            self._complete(
+                self._service.read(
+                    self._request, self._user, self._client_id, self._grants, self._follower, self._session
+                )
+            )
 
     def reject(self, error: MansioError) -> None:
         """Complete the fetch with an error, because its session has ended or has a newer request."""
@@ -675,11 +682,6 @@ class ParkedFetch:
             self._session.wait(None)
         self._service.parked.pop(self, None)
 
-    def _read(self) -> FetchResult:
-        return self._service.read(
-            self._request, self._user, self._client_id, self._grants, self._follower, self._session
-        )
-
     def _retry(self) -> None:
         self._woken = False
         if self._timer is None:
@@ -689,7 +691,9 @@ class ParkedFetch:
             if coalescer.is_full:
                 self._on_coalescing_end()
             return
-        result = self._read()
+        result = self._service.read(
+            self._request, self._user, self._client_id, self._grants, self._follower, self._session
+        )
         if result.is_urgent or result.is_full:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:
