@@ -6,6 +6,7 @@ from __future__ import annotations
 from nightly.planted.batch_commit_defects import BATCH_COMMIT_DEFECTS
 from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.fairness_defects import FAIRNESS_DEFECTS
+from nightly.planted.fetch_session_defects import FETCH_SESSION_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.key_limit_defects import KEY_LIMIT_DEFECTS
 from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
@@ -125,6 +126,7 @@ DEFECTS = (
     ),
     *REPLICATION_DEFECTS,
     *REASSIGNMENT_DEFECTS,
+    *FETCH_SESSION_DEFECTS,
     *SHARE_DEFECTS,
     *SHARE_STATE_DEFECTS,
     *GROUP_DEFECTS,

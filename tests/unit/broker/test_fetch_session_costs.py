@@ -1,4 +1,5 @@
-"""A fetch between brokers costs what has changed, whatever the number of partitions: calls and bytes are counted."""
+"""A fetch between brokers costs what has changed, whatever the number of partitions, and so does the check of in-sync
+sets: calls and bytes are counted."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ LEADER, FOLLOWER = 1, 2
 FEW, MANY = 50, 200
 IDLE_MS: Final = 3000
 COUNTED: Final = (
+    "/broker/replication/isr_manager.py",
     "/broker/replication/replica_fetcher.py",
     "/broker/services/fetch.py",
     "/api/kafka/handlers/fetch.py",
@@ -26,6 +28,7 @@ COUNTED: Final = (
     "/wire/apis/fetch.py",
 )
 COUNTED_FUNCTIONS: Final = (
+    "check_session",
     "read_for_follower",
     "park_follower",
     "unpark_follower",

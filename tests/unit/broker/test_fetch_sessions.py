@@ -114,6 +114,18 @@ def test_an_idle_follower_is_not_taken_for_one_that_lags() -> None:
     watched.cluster.run_until(lambda: watched.cluster.state(0).isr == (LEADER,), 2 * LAG_MS_MAX)
 
 
+def test_a_follower_learns_of_a_commit_that_comes_after_its_last_request() -> None:
+    """It has flushed the record long before the leader, and knows of nothing new when the leader has."""
+    watched = Watched()
+    watched.cluster[LEADER].background._latency_ms = lambda: 800.0
+    ack = watched.cluster[LEADER].append(b"a", index=1)
+    watched.cluster.run_for(700)
+    assert watched.requests[-1].partitions == []
+    assert not ack.settled
+    follower = watched.cluster[FOLLOWER].partitions[TOPIC.bytes, 1]
+    watched.cluster.run_until(lambda: ack.acknowledged and follower.high_watermark == 1, 2000)
+
+
 def test_a_follower_that_left_the_set_while_nothing_was_appended_comes_back() -> None:
     watched = Watched()
     watched.append(0)

@@ -4,6 +4,7 @@ kept of those that are over. What a wait calls begins and ends other waits."""
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -232,6 +233,29 @@ def test_followers_are_woken_by_themselves_and_with_all_others() -> None:
     waits.unpark_follower(follower)
     waits.wake_all()
     assert woken == ["follower", "reader", "follower", "reader"]
+
+
+def test_a_mark_is_called_once_and_may_add_itself_again() -> None:
+    waits = PartitionWaits()
+    called: list[str] = []
+
+    def again() -> None:
+        called.append("again")
+        waits.add_mark(again)
+
+    removed = partial(called.append, "removed")
+    for mark in (again, again, once := partial(called.append, "once"), removed):
+        waits.add_mark(mark)
+    waits.remove_mark(removed)
+    waits.remove_mark(removed)
+    waits.mark_followers()
+    assert called == ["again", "once"]
+    waits.mark_followers()
+    assert called == ["again", "once", "again"]
+    waits.add_mark(once)
+    waits.close(MansioError("closed"))
+    waits.mark_followers()
+    assert called == ["again", "once", "again"]
 
 
 def test_a_deletion_on_the_disk_outlives_the_failure_of_the_log() -> None:

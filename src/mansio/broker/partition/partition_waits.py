@@ -7,7 +7,8 @@
     a flush         this broker has flushed the log up to its end offset    the log fails or the role changes
     a start offset  each in-sync replica has flushed that log start offset  the role changes
 
-A parked reader or follower is woken whenever it may read more, until it is unparked. The partition decides what has
+A parked reader or follower is woken whenever it may read more, until it is unparked. A mark is called once, when the
+fetch session of a follower that has all records has something for its next request. The partition decides what has
 happened and makes the errors; this object has those that wait for it.
 
 Invariants:
