@@ -202,18 +202,37 @@ class IsrManager:
         self._check_some(checks_lag)
 
     def _check_some(self, checks_lag: bool) -> None:
-        """Check partitions for one turn of the event loop, and go on in the next one. Most partitions of many have no
-        change to wait for: of these only the lag is checked, less often."""
+        """Check partitions for one turn of the event loop, and go on in the next one. Of most partitions all replicas
+        are in sync and have all records: they need no call. Of others that have no change to wait for only the lag is
+        checked, less often."""
         unchecked, turns = self._unchecked, self._turns
         is_session_valid = self._is_session_valid()
+        all_alive: dict[frozenset[int], bool] = {}
         turns.begin()
         while unchecked:
             entry = unchecked.popleft()
+            replica, partition = entry.replica, entry.partition
+            if (
+                is_session_valid
+                and replica.high_watermark == partition.log.end_offset
+                and len(replica.in_sync) == len(entry.state.replicas)
+                and replica.pending_in_sync is None
+                and not entry.ended_sessions
+                and partition.replica is replica
+                and not partition.closed
+            ):
+                members = replica.in_sync
+                if (alive := all_alive.get(members)) is None:
+                    alive = all_alive[members] = all(
+                        node == self._node_id or self._broker_epoch_of(node) for node in members
+                    )
+                if alive:
+                    continue
             if not entry.is_current:
-                self.remove(entry.partition)
+                self.remove(partition)
             else:
-                if not is_session_valid or entry.partition.high_watermark < entry.partition.end_offset:
-                    entry.partition.check_session()
+                if not is_session_valid or partition.high_watermark < partition.end_offset:
+                    partition.check_session()
                 if checks_lag or self._may_change(entry):
                     self._start_change_if_due(entry)
             if unchecked and turns.is_over():
