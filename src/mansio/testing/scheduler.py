@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -293,9 +294,18 @@ class Task:
 
     def close(self) -> None:
         """Close the coroutine; it is not resumed any more."""
+        if self in _unstarted:
+            self._close_unstarted_arguments()
         _unstarted.pop(self, None)
         self._waits_for = None
         self._work.close()
+
+    def _close_unstarted_arguments(self) -> None:
+        """Close the coroutines that this one should run and never will, because it does not begin: Python would warn
+        that they were never awaited."""
+        for argument in inspect.getcoroutinelocals(self._work).values():
+            if inspect.iscoroutine(argument):
+                argument.close()
 
     @property
     def done(self) -> bool:
@@ -314,6 +324,8 @@ class Task:
         """Run the next step of the coroutine, unless the task does not wait for `resumed_by` any more."""
         if resumed_by is not self._waits_for:
             return
+        if isinstance(resumed_by, Cancelled) and self in _unstarted:
+            self._close_unstarted_arguments()
         _unstarted.pop(self, None)
         try:
             waits_for = (
