@@ -84,7 +84,7 @@ PROGRESS_WRITE_MS: Final = 250
 """Time after which a broker that waits for a revision writes a key, so that the watch reports a newer revision."""
 WATCH_RETRY_MS: Final = 250
 EVENTS_PER_TURN: Final = 512
-"""Number of events after which other work runs, at the end of their revision."""
+"""Number of events in a batch of the watch after which other work runs: the next batch may be there already."""
 CREATE_ATTEMPTS_MAX: Final = 5
 
 _Touched: TypeAlias = "dict[str, set[int] | None]"
@@ -312,11 +312,8 @@ class MetadataImage:
 
     def count_replicas(self, node_id: int) -> int:
         """Return the number of replicas that a broker has of partitions of live and unfinished topics."""
-        return sum(
-            node_id in partition.replicas
-            for known in self._partitions.values()
-            for partition in known.values()
-        )
+        topics = (*self.topics.values(), *self.unfinished_topics.values())
+        return sum(node_id in partition.replicas for topic in topics for partition in topic.partitions)
 
     def colliding_topics(self, name: str) -> list[Topic]:
         """Return the topics, live or unfinished, whose names differ from `name` in `.` and `_` only, sorted."""
@@ -393,10 +390,9 @@ class MetadataImage:
         while True:
             try:
                 async for events in store.watch(self.keys.prefix, self.revision + 1):
-                    if len(events) <= EVENTS_PER_TURN:
-                        self._apply(events)
-                    else:
-                        await self._apply_in_turns(events, scheduler)
+                    self._apply(events)
+                    if len(events) >= EVENTS_PER_TURN:  # more may be there already
+                        await scheduler.sleep(0)
                 return
             except RevisionCompacted:
                 self._apply_listing(await store.list(self.keys.prefix))
@@ -406,17 +402,6 @@ class MetadataImage:
         waits, self._waits = self._waits, []
         for _, promise in waits:
             complete_with_error(promise, copied(error))
-
-    async def _apply_in_turns(self, events: Sequence[Event], scheduler: Scheduler) -> None:
-        """Apply the events that a broker gets at once if it was busy for a while: those of a thousand revisions."""
-        first = 0
-        while first < len(events):
-            end = min(first + EVENTS_PER_TURN, len(events))
-            while end < len(events) and events[end].mod_revision == events[end - 1].mod_revision:
-                end += 1
-            self._apply(events[first:end])
-            first = end
-            await scheduler.sleep(0)
 
     def _apply(self, events: Iterable[Event]) -> None:
         touched: _Touched = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -13,6 +13,9 @@ from mansio.broker.replication.replica_manager import APPLIED_AT_ONCE_MAX, Repli
 from mansio.errors import CorruptLog, StorageError
 from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic, TopicChange
 from mansio.testing.scheduler import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NODE = 1
 
@@ -273,3 +276,42 @@ def test_roles_of_many_partitions_are_applied_in_turns_according_to_the_latest_m
     bench.simulation.run_until(lambda: len(applied) == 2_001)
     assert {revision for revision, _ in applied[seen:]} == {9}
     assert {index for _, index in applied} == set(range(2_000))
+
+
+def large_topic(bench: ReplicaManagerBench, partitions: int) -> Topic:
+    """Make a live topic, of which the roles are not applied yet."""
+    made = topic("large")
+    made = bench.topics[made.name] = dataclasses.replace(made, partitions=made.partitions * partitions)
+    bench.topics_by_id[made.topic_id] = made
+    return made
+
+
+def test_a_broker_that_leaves_gives_up_all_its_roles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = ReplicaManagerBench()
+    large_topic(bench, 2 * APPLIED_AT_ONCE_MAX)
+    applied: list[int] = []
+    monkeypatch.setattr(
+        bench.replica_manager, "_apply_at_once", lambda _topic, indexes: applied.extend(indexes)
+    )
+    bench.replica_manager.stop()
+    bench.replica_manager.apply_all()
+    assert len(applied) == 2 * APPLIED_AT_ONCE_MAX
+
+
+def test_roles_whose_application_failed_are_applied_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = ReplicaManagerBench()
+    made = large_topic(bench, 3 * APPLIED_AT_ONCE_MAX)
+    applied: set[int] = set()
+    failures = iter([ValueError("a defect")])
+
+    def apply(_topic: Topic, indexes: Iterable[int]) -> None:
+        for failure in failures:
+            raise failure
+        applied.update(indexes)
+
+    monkeypatch.setattr(bench.replica_manager, "_apply_at_once", apply)
+    bench.tell(TopicChange(None, made))
+    bench.simulation.run_until(lambda: len(applied) == 3 * APPLIED_AT_ONCE_MAX)
+    assert "roles_not_applied" in caplog.messages

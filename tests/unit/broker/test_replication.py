@@ -18,6 +18,8 @@ from mansio.errors import (
     OffsetNotAvailable,
     StaleBrokerEpoch,
 )
+from mansio.host.item_turns import ItemTurns, Work
+from mansio.metadata.metadata_store import AmbiguousOutcome
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.replica import ReplicationProgress
 from mansio.storage.group_commit import GroupCommit
@@ -828,6 +830,76 @@ def test_a_conflict_about_one_partition_does_not_prevent_the_changes_of_others()
     changed = cluster.state(4)
     assert (changed.leader, changed.leader_epoch, changed.isr) == (2, 1, (1, 2, 3))
     cluster.run_until(lambda: cluster[1].isr_manager.shrink_count == 9, 1000)
+
+
+def test_a_partition_that_is_led_in_a_new_epoch_during_a_check_is_still_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = running(partitions=40)
+    leader = cluster[1]
+    manager = leader.isr_manager
+    monkeypatch.setattr(manager, "_turns", ItemTurns(leader.scheduler, Work.ISR_CHECK, items_max=8))
+    cluster.kill(3)
+    for index in range(40):
+        leader.append(b"a", index=index)  # or nothing has to be checked
+    manager._check()
+    assert manager._unchecked
+    cluster.elect(1, index=39)  # as at the end of a reassignment
+    leader.replication.apply(leader.partitions[TOPIC.bytes, 39], cluster.state(39))
+    cluster.tell(2)
+    cluster.run_until(lambda: all(cluster.state(index).isr == (1, 2) for index in range(40)), 60_000)
+
+
+def test_a_check_that_failed_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = running(partitions=2)
+    manager = cluster[1].isr_manager
+
+    def fail(_entry: object) -> None:
+        raise ValueError("a defect")
+
+    cluster.kill(3)
+    for index in range(2):
+        cluster[1].append(b"a", index=index)
+    with monkeypatch.context() as patched:
+        patched.setattr(manager, "_may_change", fail)
+        patched.setattr(manager, "_checks_until_lag", 9)
+        with pytest.raises(ValueError, match="a defect"):
+            manager._check()
+    cluster.run_until(lambda: all(cluster.state(index).isr == (1, 2) for index in range(2)), 60_000)
+
+
+def test_a_proposal_stays_while_its_transaction_may_still_be_committed() -> None:
+    """Another partition in the same transaction is not led any more, because its topic is deleted."""
+    cluster = running(partitions=2)
+    cluster.kill(3)
+    cluster.end_session(3)
+    cluster.run_until(lambda: all(cluster.state(index).isr == (1, 2) for index in range(2)), 3000)
+    store = cluster[1].store
+    transact = store.transact
+    late: list[tuple[Any, Any]] = []
+
+    async def lost(compares: Any, operations: Any) -> Any:
+        if len(operations) == 2:
+            late.append((compares, operations))
+            await store._way()
+            raise AmbiguousOutcome("no answer")
+        return await transact(compares, operations)
+
+    store.transact = lost
+    cluster.restart(3)
+    cluster.run_until(lambda: late, 10_000)
+    deleted, other = (cluster[1].partitions[TOPIC.bytes, index] for index in range(2))
+    cluster[1].replication.remove(deleted)
+    deleted.resign()
+    cluster.network.isolate(3)
+    ack = cluster[1].append(b"a", index=1)
+    cluster.run_for(1500)
+    assert isinstance(other.replica, ReplicationProgress)
+    assert other.replica.pending_in_sync == frozenset({1, 2, 3})
+    assert cluster.store.transact(*late[0]).succeeded
+    cluster.run_for(1500)
+    assert cluster.state(1).isr == (1, 2, 3)
+    assert not ack.acknowledged, "the third replica does not have it"
 
 
 def test_the_check_of_in_sync_sets_does_little_for_partitions_without_a_change() -> None:

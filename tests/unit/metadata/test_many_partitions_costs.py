@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from bench.many_partitions import CallCounter, SimulatedCluster, check_costs, steps_of
 
-from mansio.metadata.metadata_store import Event, Put, encode
+from mansio.metadata.metadata_store import Put, encode
 from mansio.metadata.model import partition_document
 from mansio.metadata.topic_plan import UsableBroker, place_replicas
 
@@ -72,22 +72,3 @@ def test_a_change_of_one_partition_costs_the_same_in_a_large_topic(partitions: i
     assert after is not None
     assert after.partitions[7].partition_epoch == 9
     assert after.partitions[:7] + after.partitions[8:] == topic.partitions[:7] + topic.partitions[8:]
-
-
-def test_events_of_many_revisions_are_applied_in_turns_of_whole_revisions() -> None:
-    cluster = SimulatedCluster(3)
-    cluster.start()
-    cluster.create(1, 2_000)
-    (topic,) = cluster.state.topics.values()
-    first = cluster.state.revision + 1
-    events = []
-    for index, partition in enumerate(topic.partitions):
-        value = encode({**partition_document(partition), "part_epoch": 9}, "")
-        events.append(
-            Event(cluster.state.keys.partition(topic.topic_id, index), value, 1, first + index // 10)
-        )
-    seen: list[int] = []
-    cluster.state.on_progress(lambda: seen.append(cluster.state.revision - first + 1))
-    cluster.simulation.run(cluster.state._apply_in_turns(events, cluster.scheduler))
-    assert seen == [52, 104, 156, 200]
-    assert all(one.partition_epoch == 9 for one in cluster.state.topics[topic.name].partitions)

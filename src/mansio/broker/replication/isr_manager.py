@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 CHANGES_IN_FLIGHT_MAX: Final = 400
 """Maximum number of changes of different partitions in flight."""
 
+TRANSACTIONS_IN_FLIGHT_MAX: Final = 32
+"""Maximum number of transactions with such changes."""
+
 CHECK_INTERVAL_MS: Final = 500
 LAG_CHECKS: Final = 10
 """Number of checks of a replica's lag in the time that it may lag, if all replicas are in sync."""
@@ -89,9 +92,10 @@ class _IsrChange:
         self.after = after
 
     @property
-    def is_current(self) -> bool:
-        """Whether the partition is led by this broker, and is not known to have another state than before."""
-        return self.entry.is_current and self.entry.state.mod_revision == self.before.mod_revision
+    def is_outdated(self) -> bool:
+        """Whether the partition is known to have another state in the store than before: the change cannot be committed
+        any more."""
+        return self.entry.state.mod_revision != self.before.mod_revision
 
 
 class IsrManager:
@@ -129,6 +133,7 @@ class IsrManager:
         self._checks_until_lag = 0
         self._turns = ItemTurns(scheduler, Work.ISR_CHECK)
         self._in_flight_count = 0
+        self._transaction_count = 0
         self._batch_size = BATCH_CHANGES_MAX
         self._timer: Timer | None = None
         self._stopped = False
@@ -198,11 +203,21 @@ class IsrManager:
         self._checks_until_lag -= 1
         if checks_lag := self._checks_until_lag <= 0:
             self._checks_until_lag = self._lag_ms_max // (LAG_CHECKS * CHECK_INTERVAL_MS)
-        self._unchecked = deque(self._leader_partitions.values())
+        self._unchecked.extend(self._leader_partitions.values())
         self._check_some(checks_lag)
 
     def _check_some(self, checks_lag: bool) -> None:
-        """Check partitions for one turn of the event loop, and go on in the next one. Of most partitions all replicas
+        """Check partitions for one turn of the event loop, and go on in the next one."""
+        try:
+            is_over = self._check_turn(checks_lag)
+        except BaseException:
+            self._unchecked.clear()  # so that the next check begins
+            raise
+        if not is_over:
+            self._scheduler.call_after_pause(self._check_some, checks_lag)
+
+    def _check_turn(self, checks_lag: bool) -> bool:
+        """Check partitions for one turn; return whether all are checked. Of most partitions all replicas
         are in sync and have all records: they need no call. Of others that have no change to wait for only the lag is
         checked, less often."""
         unchecked, turns = self._unchecked, self._turns
@@ -229,16 +244,17 @@ class IsrManager:
                 if alive:
                     continue
             if not entry.is_current:
-                self.remove(partition)
+                if self._leader_partitions.get(partition) is entry:  # not if it leads in a new epoch by now
+                    self.remove(partition)
             else:
                 if not is_session_valid or partition.high_watermark < partition.end_offset:
                     partition.check_session()
                 if checks_lag or self._may_change(entry):
                     self._start_change_if_due(entry)
             if unchecked and turns.is_over():
-                self._scheduler.call_after_pause(self._check_some, checks_lag)
                 break
         turns.end()
+        return not unchecked
 
     def _may_change(self, entry: _LeaderPartition) -> bool:
         """Whether the in-sync set may have to change for another reason than lag: cheaper than `_target_isr`."""
@@ -262,7 +278,8 @@ class IsrManager:
 
     def _schedule_changes(self) -> None:
         """Start the changes that wait when everything has been handled that happens now."""
-        if self._waiting and not self._is_scheduled and self._in_flight_count < CHANGES_IN_FLIGHT_MAX:
+        has_room = self._in_flight_count < CHANGES_IN_FLIGHT_MAX
+        if self._waiting and has_room and not self._is_scheduled:
             self._is_scheduled = True
             self._scheduler.call_soon(self._start_changes)
 
@@ -289,10 +306,12 @@ class IsrManager:
 
     def _start_changes(self) -> None:
         self._is_scheduled = False
-        while (room := CHANGES_IN_FLIGHT_MAX - self._in_flight_count) > 0:
+        while self._transaction_count < TRANSACTIONS_IN_FLIGHT_MAX:
+            room = CHANGES_IN_FLIGHT_MAX - self._in_flight_count
             changes, sessions = self._next_changes(min(room, self._batch_size))
             if not changes:
                 return
+            self._transaction_count += 1
             self._in_flight_count += len(changes)
             self._scheduler.spawn(self._change_isrs(changes, sessions), name="change in-sync sets")
 
@@ -334,7 +353,11 @@ class IsrManager:
         meanwhile."""
         waiting = deque(changes)
         try:
-            is_committed = await self._commit(changes, sessions)
+            try:
+                is_committed = await self._commit(changes, sessions)
+            finally:
+                self._transaction_count -= 1
+                self._schedule_changes()
             self._batch_size = BATCH_CHANGES_MAX if is_committed else max(1, self._batch_size // 2)
             while waiting:
                 change = waiting.popleft()
@@ -357,7 +380,8 @@ class IsrManager:
 
     async def _commit(self, changes: Sequence[_IsrChange], sessions: Mapping[int, int]) -> bool:
         """Retry a transaction until it is known that it is committed, or that it cannot be committed any more; return
-        which of them."""
+        which of them. A partition that is not led any more does not end this, as long as others are: after a lost
+        response their proposals may still be committed."""
         writer = new_writer_id(self._random)
         compares, puts = [], []
         for node, epoch in sessions.items():
@@ -367,7 +391,9 @@ class IsrManager:
             compares.append(Compare(key, mod_revision=change.before.mod_revision))
             puts.append(Put(key, encode(partition_document(change.after), writer)))
         failures = 0
-        while not self._stopped and all(change.is_current for change in changes):
+        while not self._stopped and any(change.entry.is_current for change in changes):
+            if any(change.is_outdated for change in changes):
+                return False
             try:
                 done = await transact_resolving_ambiguity(self._store, compares, puts, writer)
             except ConcurrentChange:
@@ -389,7 +415,7 @@ class IsrManager:
     async def _catch_up(self, change: _IsrChange) -> None:
         """Learn the state of a partition after a change that cannot be committed any more."""
         try:
-            if change.is_current:
+            if change.entry.is_current and not change.is_outdated:
                 await self._read_with_retries(change.entry)
                 # Whatever the reason, the metadata image has to catch up first.
                 await self._scheduler.sleep(ISR_RETRY_MS)

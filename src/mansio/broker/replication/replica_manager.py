@@ -137,13 +137,13 @@ class ReplicaManager:
         return unread and topic.partitions[index].isr == (self._node_id,)
 
     def apply_all(self) -> None:
-        """Apply all roles again, because the session of this broker began or ended."""
+        """Apply all roles again, because the session of this broker began or ended; at once if this broker stops."""
         topics = tuple(self._state.topics.values())
         has_many = sum(len(topic.partitions) for topic in topics) > APPLIED_AT_ONCE_MAX
         for topic in topics:
             self._partitions.serve(topic)
             indexes = range(len(topic.partitions))
-            if has_many:
+            if has_many and not self._stopped:
                 self._apply_in_turns(topic, indexes)
             else:
                 self._apply_at_once(topic, indexes)
@@ -209,7 +209,14 @@ class ReplicaManager:
                     del self._roles_due[topic_id]
                     continue
                 chunk = [indexes.pop() for _ in range(min(len(indexes), APPLIED_AT_ONCE_MAX))]
-                self._apply_at_once(newest, [index for index in chunk if index < len(newest.partitions)])
+                try:
+                    self._apply_at_once(newest, [index for index in chunk if index < len(newest.partitions)])
+                except Exception:  # a defect; nothing else would apply these roles
+                    logger.exception(
+                        "roles_not_applied", extra=fields(topic=newest.name, partitions=len(chunk))
+                    )
+                    self._roles_due[topic_id] = {*self._roles_due.pop(topic_id), *chunk}  # after other topics
+                    await self._scheduler.sleep(STORAGE_RETRY_MS)
                 await turns.pause()
         finally:
             self._is_applying_roles = False

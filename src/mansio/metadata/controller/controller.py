@@ -214,6 +214,7 @@ class Controller:
         due = await self._plan_due(view, now)
         if due:
             self._due.add_decided(due.changes, self._state.topics_by_id)
+            self._add_factors(due)
             await self._execute_plan(due, self._term)
             return RETRY_INTERVAL_MS / 1000
         if now >= self._balance_at and not view.expected_back:
@@ -296,9 +297,13 @@ class Controller:
         """Execute a plan; if there are elections, only these, and the next round decides again about the rest: then
         leaders have removed most replicas of a dead broker from the in-sync sets themselves."""
         elections = [change for change in due.changes if _changes_leader(change)]
-        if elections and not await self._commit_changes(elections, term):
+        conflicts = await self._commit_changes(elections, term)
+        if not elections or conflicts:
+            others = [change for change in due.changes if not _changes_leader(change)]
+            conflicts += await self._commit_changes(others, term)
+        self._adjust_batch_size(conflicts)
+        if elections and not conflicts:
             return
-        await self._commit_changes([change for change in due.changes if not _changes_leader(change)], term)
         for fence in due.fences:
             await self._fence_broker(fence, term)
         for factor in due.factors:
@@ -313,9 +318,16 @@ class Controller:
         done_changes, conflicts = await self._commit_batches(
             changes, self._term_guard(term), self._batch_size
         )
-        self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
         self._count_elections(done_changes)
         return conflicts
+
+    def _adjust_batch_size(self, conflicts: int) -> None:
+        self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
+
+    def _add_factors(self, plan: Plan) -> None:
+        """Have the next round decide again about the replication factors of a plan, which may not store them."""
+        for factor in plan.factors:
+            self._due.add(factor.topic.name, range(len(factor.topic.partitions)))
 
     async def _commit_batches(
         self, changes: Sequence[PartitionChange], guard: Compare, size: int
@@ -362,8 +374,10 @@ class Controller:
             wanted.add_all()
         builder = PlanBuilder(view, wanted=wanted.take(), balance=True)
         await self._build(builder)
-        moves = builder.plan().changes
-        await self._commit_changes(moves[:BATCH_CHANGES_MAX], term)
+        plan = builder.plan()
+        self._add_factors(plan)
+        moves = plan.changes
+        self._adjust_batch_size(await self._commit_changes(moves[:BATCH_CHANGES_MAX], term))
         self._to_balance += moves[BATCH_CHANGES_MAX:]
         self._balance_at = now + (BALANCE_STEP_MS / 1000 if self._to_balance else self._balance_interval_s)
 
