@@ -359,7 +359,8 @@ class FetchSessions:
     ) -> FetchSession | None:
         """Take a request of a follower; return its session, None if it gets none.
 
-        Raises `FetchSessionNotFound`, `InvalidFetchSessionEpoch`, `FetchSessionTopicIdError`; these change nothing.
+        Raises `FetchSessionNotFound`, `InvalidFetchSessionEpoch`, `FetchSessionTopicIdError`; these change nothing,
+        except that a session with too many partitions ends.
         """
         if epoch in (OPEN_FETCH_SESSION_EPOCH, FINAL_FETCH_SESSION_EPOCH):
             if session_id != NO_FETCH_SESSION_ID:
@@ -466,12 +467,19 @@ class FollowerFetchSession(Generic[Position]):
         return True
 
     def forget(self, key: tuple[bytes, int]) -> None:
-        """Give up a partition; the next request reports this to the leader."""
-        if self._positions.pop(key, None) is not None and not self.is_full:
+        """Give up a partition; the next request reports this to the leader, also if the request that opens the session
+        is under way."""
+        if self._positions.pop(key, None) is not None:
             self._forgotten[key] = None
+
+    def disown(self, key: tuple[bytes, int]) -> None:
+        """Report to the leader that a partition of its response is not in the session."""
+        self._forgotten[key] = None
 
     def next_step(self) -> SessionStep:
         """Return the session fields of the next request, which is sent."""
+        if not self._forgotten:
+            return SessionStep(self._session_id, self._epoch)
         forgotten, self._forgotten = self._forgotten, {}
         return SessionStep(self._session_id, self._epoch, forgotten)
 

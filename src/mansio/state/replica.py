@@ -93,6 +93,7 @@ class ReplicationProgress:
         "_is_sole_member",
         "_local_end",
         "_required_followers",
+        "confirmed_end",
         "epoch_start_offset",
         "has_follower_readers",
         "high_watermark",
@@ -134,6 +135,8 @@ class ReplicationProgress:
         self._is_session_valid = is_session_valid
         self._has_earlier_leader = has_earlier_leader
         self._local_end = high_watermark if durable_end is None else durable_end
+        self.confirmed_end = UNKNOWN
+        """End offset that all members of both in-sync sets have confirmed in this leader epoch; UNKNOWN before."""
         self._followers = {node: ReplicaState(now_ms) for node in {*replicas, *in_sync} if node != leader}
         self._required_followers: tuple[ReplicaState, ...] = ()
         self.waits_for_followers = False
@@ -196,6 +199,7 @@ class ReplicationProgress:
         for follower in self._required_followers:
             if follower.durable_end < lowest:
                 lowest = follower.durable_end
+        self.confirmed_end = lowest
         if lowest <= self.high_watermark or self.is_under_min_isr:
             return False
         if self._is_session_valid is not None and not self._is_session_valid():

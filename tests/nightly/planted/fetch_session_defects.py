@@ -61,8 +61,8 @@ FETCH_SESSION_DEFECTS = (
     Defect(
         "a partition that was given up stays in the session",
         STATE,
-        "self._forgotten[key] = None",
-        "pass",
+        "if self._positions.pop(key, None) is not None:",
+        "if self._positions.pop(key, None) is not None and self.is_full:",
         found_by("test_a_partition_that_the_follower_gives_up_is_forgotten_and_comes_back"),
     ),
     Defect(

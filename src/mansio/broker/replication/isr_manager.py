@@ -229,7 +229,7 @@ class IsrManager:
             replica, partition = entry.replica, entry.partition
             if (
                 is_session_valid
-                and replica.high_watermark == partition.log.end_offset
+                and replica.high_watermark == replica.confirmed_end == partition.log.end_offset
                 and len(replica.in_sync) == len(entry.state.replicas)
                 and replica.pending_in_sync is None
                 and not entry.ended_sessions

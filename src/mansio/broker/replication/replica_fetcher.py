@@ -121,6 +121,7 @@ class _FetchedReplica:
         "key",
         "logged_error",
         "partition",
+        "queued_retry_at_s",
         "replica",
         "retry_at_s",
         "topic_id",
@@ -133,6 +134,8 @@ class _FetchedReplica:
         self.replica = replica
         self.attempts = 0
         self.retry_at_s = 0.0
+        self.queued_retry_at_s = 0.0
+        """The `retry_at_s` for which the fetcher waits."""
         self.active_until_s = 0.0
         self.is_behind = False
         self.error: MansioError | None = None
@@ -142,6 +145,7 @@ class _FetchedReplica:
     def join(self, changed: dict[_FetchedReplica, None]) -> None:
         """Become part of a fetcher. `changed`: its partitions whose position may have changed."""
         self._changed = changed
+        self.queued_retry_at_s = 0.0
         self.partition.waits.park_follower(self.mark)
         self.mark()
 
@@ -232,6 +236,7 @@ class ReplicaFetcher:
         """A heap by the time of the retry; it may have partitions more than once."""
         self._delay_numbers = count()
         self._work: Timer | None = None
+        self._is_ending = False
         self._pause: Promise[None] | None = None
         self._attempts = 0
         self._logged_error: str | None = None
@@ -269,6 +274,16 @@ class ReplicaFetcher:
             del self._requested[fetched.key]
         self._session.forget(fetched.key)
 
+    def end(self) -> None:
+        """End the session, then the loop, of a fetcher without partitions."""
+        self._is_ending = True
+        self.wake()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the loop runs."""
+        return self._work is not None
+
     def stop(self) -> None:
         for partition in tuple(self.partitions):
             self.remove(partition)
@@ -283,6 +298,9 @@ class ReplicaFetcher:
         settings = context.settings
         while True:
             request = self._next_request()
+            if request is None and self._is_ending:
+                self._work = None
+                return
             if request is None:
                 await self._sleep(self._wait_ms())
                 continue
@@ -379,7 +397,8 @@ class ReplicaFetcher:
                     due.append(one)
                     continue
             self._give_up(one)
-            if one.retry_at_s < float("inf"):
+            if one.queued_retry_at_s != one.retry_at_s < float("inf"):
+                one.queued_retry_at_s = one.retry_at_s
                 heappush(self._delayed, (one.retry_at_s, next(self._delay_numbers), one))
         self._changed.clear()
         return due
@@ -457,7 +476,10 @@ class ReplicaFetcher:
                 key = topic_id or b"", answer.index
                 named.pop(key, None)
                 fetched = self._requested.get(key)
-                if fetched is None or not fetched.is_current:
+                if fetched is None:
+                    self._session.disown(key)
+                    continue
+                if not fetched.is_current:
                     continue
                 answered.append(fetched)
                 self._changed[fetched] = None
@@ -647,6 +669,8 @@ class ReplicaFetcherManager:
         )
         self._fetchers: dict[tuple[int, bool], ReplicaFetcher] = {}
         """By leader, and whether it is the one for replicas that are behind."""
+        self._ending: list[ReplicaFetcher] = []
+        """Fetchers without partitions, which end their sessions."""
         self._stopped = False
 
     def set_catch_up_rate(self, bytes_per_second: int) -> None:
@@ -693,8 +717,9 @@ class ReplicaFetcherManager:
                 continue
             fetcher.remove(partition)
             if not fetcher.partitions:
-                fetcher.stop()
                 del self._fetchers[key]
+                fetcher.end()
+                self._ending = [fetcher, *(one for one in self._ending if one.is_running)]
 
     def failed_replicas(self) -> Iterator[FailedReplica]:
         """Yield the partitions that are not replicated now because of an error."""
@@ -706,6 +731,7 @@ class ReplicaFetcherManager:
     def stop(self) -> None:
         """Stop all fetchers."""
         self._stopped = True
-        for fetcher in self._fetchers.values():
+        for fetcher in (*self._fetchers.values(), *self._ending):
             fetcher.stop()
         self._fetchers.clear()
+        self._ending.clear()
