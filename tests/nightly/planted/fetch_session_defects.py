@@ -6,6 +6,7 @@ from nightly.planted.planted import Defect
 
 SESSIONS = "tests/unit/broker/test_fetch_sessions.py"
 MODEL = "tests/unit/state/test_fetch_session_model.py"
+HISTORIES = "tests/unit/broker/test_fetch_session_histories.py"
 COSTS = "tests/unit/broker/test_fetch_session_costs.py"
 STATE = "state/fetch_session.py"
 FETCHER = "broker/replication/replica_fetcher.py"
@@ -63,7 +64,21 @@ FETCH_SESSION_DEFECTS = (
         STATE,
         "if self._positions.pop(key, None) is not None:",
         "if self._positions.pop(key, None) is not None and self.is_full:",
-        found_by("test_a_partition_that_the_follower_gives_up_is_forgotten_and_comes_back"),
+        (MODEL,),
+    ),
+    Defect(
+        "a hung follower of an idle partition stays in the in-sync set",
+        "broker/replication/isr_manager.py",
+        "and replica.high_watermark == replica.confirmed_end == partition.log.end_offset",
+        "and replica.high_watermark == partition.log.end_offset",
+        (f"{HISTORIES}::test_a_hung_follower_of_an_idle_partition_leaves_the_in_sync_set_of_a_new_leader",),
+    ),
+    Defect(
+        "a fetcher without partitions leaves its session behind",
+        FETCHER,
+        "fetcher.end()",
+        "fetcher.stop()",
+        (f"{HISTORIES}::test_a_leader_that_leads_nothing_any_more_has_no_sessions",),
     ),
     Defect(
         "a failed log stays in the session",

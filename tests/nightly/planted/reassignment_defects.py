@@ -6,6 +6,7 @@ from nightly.planted.planted import Defect
 
 MODEL = ("tests/unit/metadata/test_reassignment.py",)
 MANAGER = ("tests/unit/broker/test_replica_manager.py",)
+DUE = "tests/unit/metadata/test_due_partitions.py"
 ORPHANS = ("tests/unit/broker/test_orphaned_directories.py",)
 COSTS = ("tests/unit/metadata/test_many_partitions_costs.py",)
 RULES = "metadata/reassignment.py"
@@ -166,5 +167,19 @@ REASSIGNMENT_DEFECTS = (
         "self._move_replica(name, index, mismatch)",
         "self._move_replica(name, index)",
         ORPHANS,
+    ),
+    Defect(
+        "a replication factor is forgotten beside elections",
+        "metadata/controller/controller.py",
+        "self._due.add(factor.topic.name, range(len(factor.topic.partitions)))",
+        "pass",
+        (f"{DUE}::test_a_replication_factor_is_stored_although_elections_come_first",),
+    ),
+    Defect(
+        "a broker that leaves keeps its roles",
+        "broker/replication/replica_manager.py",
+        "if has_many and not self._stopped:",
+        "if has_many:",
+        MANAGER,
     ),
 )

@@ -15,6 +15,20 @@ def found_by(*names: str) -> tuple[str, ...]:
 
 REPLICATION_DEFECTS = (
     Defect(
+        "a proposal is withdrawn that may still be committed",
+        "broker/replication/isr_manager.py",
+        "while not self._stopped and any(change.entry.is_current for change in changes):",
+        "while not self._stopped and all(change.entry.is_current for change in changes):",
+        found_by("test_a_proposal_stays_while_its_transaction_may_still_be_committed"),
+    ),
+    Defect(
+        "a check in turns forgets a partition that is led again",
+        "broker/replication/isr_manager.py",
+        "if self._leader_partitions.get(partition) is entry:",
+        "if True:",
+        found_by("test_a_partition_that_is_led_in_a_new_epoch_during_a_check_is_still_checked"),
+    ),
+    Defect(
         "ack before the high watermark of all in sync",
         "state/replica.py",
         "if follower.durable_end < lowest:",
