@@ -63,7 +63,7 @@ HISTORIES = {
     ),
     "transactions": Histories(
         "transactions",
-        transactions.FIRST_SEED,
+        transactions.FIRST_SEED + 1,  # with a commit of a zombie
         smoke=1,
         full=repetitions(20, 60),
         least={},

@@ -24,7 +24,7 @@ FIRST_SEEDS = {
     "fairness": fairness.FIRST_SEED + FIRST_SEED,
     "delays": delays.FIRST_SEED + FIRST_SEED,
     "deduplication": deduplication.FIRST_SEED + FIRST_SEED,
-    "transactions": transactions.FIRST_SEED + FIRST_SEED,
+    "transactions": transactions.FIRST_SEED + FIRST_SEED + 1,  # with some moves
 }
 """By kind of clients."""
 

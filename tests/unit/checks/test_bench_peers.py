@@ -397,7 +397,7 @@ def test_mansios_rows_are_measured(
     workload = BATCH100 if candidate.is_raw else CONSUME100  # which publishes first
     queue = f"queue{next(QUEUES)}"
     # The raw load is a process of its own, whose first record may be slow.
-    seconds = scaled(1.0) if candidate.is_raw else 0.1
+    seconds = scaled(1.0 if candidate.is_raw else 0.3)
     run = workloads.measure(candidate, mansio_server, workload, queue=queue, size=SIZE, seconds=seconds)
     assert run.messages >= workload.batch
     assert run.messages_per_s == pytest.approx(run.messages / run.seconds, rel=0.02)
