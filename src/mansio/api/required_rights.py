@@ -341,6 +341,12 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."
     ),
     ApiKey.CONFIRM_HAND_OVER: Row(_READS, _BROKERS, brokers_only=True),
+    ApiKey.TRACE_RECORD: Row(
+        _READS,
+        (_need(_READ_TOPIC, place=_WHOLE),),
+        note="Groups that the user may not DESCRIBE are in the timeline without their names and members.",
+    ),
+    ApiKey.READ_TRACE: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.CHECK_AUTHORIZATION: Row(
         _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="about another user"),)
     ),

@@ -32,6 +32,7 @@ from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import schedules as asyncio_schedules
 from mansio.client.admin import shares as asyncio_shares
 from mansio.client.admin import tokens as asyncio_tokens
+from mansio.client.admin import traces as asyncio_traces
 from mansio.client.admin import transactions as asyncio_transactions
 from mansio.client.admin import users as asyncio_users
 from mansio.client.consumer import consumer as asyncio_consumer
@@ -112,6 +113,13 @@ class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
     redrive = blocking(asyncio_shares.ShareAdmin.redrive)
 
 
+class TraceAdmin(BlockingProxy[asyncio_traces.TraceAdmin]):
+    """The history of the records of one cluster; available as `client.admin.traces`."""
+
+    record = blocking(asyncio_traces.TraceAdmin.record)
+    last_failed = blocking(asyncio_traces.TraceAdmin.last_failed)
+
+
 class DelayAdmin(BlockingProxy[asyncio_delays.DelayAdmin]):
     """Delayed records of one cluster that are pending; available as `client.admin.delays`."""
 
@@ -178,6 +186,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)
         """Share groups."""
+        self.traces: TraceAdmin = TraceAdmin(thread, original.traces)
+        """The history of records."""
         self.delays: DelayAdmin = DelayAdmin(thread, original.delays)
         """Delayed records that are pending."""
         self.schedules: ScheduleAdmin = ScheduleAdmin(thread, original.schedules)

@@ -31,6 +31,7 @@ DEDUP_MS: Final = "mansio.dedup.ms"
 DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 """Longest deduplication window, in ms."""
 PRIORITY_ENABLE: Final = "mansio.priority.enable"
+TRACE_ENABLE: Final = "mansio.trace.enable"
 QUEUE_ATTRIBUTES: Final = "mansio.queue.attributes"
 QUEUE_ATTRIBUTES_BYTES_MAX: Final = 65_536
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
@@ -214,6 +215,12 @@ _KEYS: Final = (
         integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
+        TRACE_ENABLE, ConfigType.BOOLEAN, "true", TRACE_ENABLE,
+        "Whether the brokers write down what happens to the records of the topic: publications, deliveries, the ends of"
+        " leases, committed positions.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
         QUEUE_ATTRIBUTES, ConfigType.STRING, "", "",
         "Attributes and tags of the SQS queue that this topic is, as JSON. Empty: it is no queue.",
         _queue_attributes,
@@ -361,6 +368,7 @@ class TopicSettings:
     dedup_ms: int
     dedup_ids_max: int
     has_priorities: bool
+    is_traced: bool
     compression_type: str = PRODUCER
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
@@ -517,6 +525,7 @@ def resolve_topic_settings(
         dedup_ms=value[DEDUP_MS],
         dedup_ids_max=value["mansio.dedup.ids.max"],
         has_priorities=value[PRIORITY_ENABLE] == "true",
+        is_traced=value[TRACE_ENABLE] == "true",
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
     )

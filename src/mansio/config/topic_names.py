@@ -18,6 +18,13 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 AUDIT_TOPIC: Final = "__mansio_audit"
 """Internal topic of the audit."""
 
+TRACE_TOPIC: Final = "__mansio_trace"
+"""Internal topic of the trace of records."""
+
+EVENT_TOPICS: Final = frozenset({AUDIT_TOPIC, TRACE_TOPIC})
+"""Internal topics whose records no state depends on: retention deletes the oldest ones, and brokers append to them
+through the broker that leads the partition."""
+
 DEAD_LETTER_PREFIX: Final = "dlq."
 """Default beginning of the names of dead-letter topics."""
 

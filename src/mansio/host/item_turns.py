@@ -49,6 +49,8 @@ class Work(StrEnum):
     """Application of the roles of many partitions, at the start of a broker and when a topic is created."""
     ISR_CHECK = "isr_check"
     """Periodic checks of the in-sync sets of all partitions that this broker leads."""
+    TRACE = "trace"
+    """Encoding of the trace of records, and search in it."""
     CONTROLLER_PLAN = "controller_plan"
     """Decisions of the controller about all partitions."""
 

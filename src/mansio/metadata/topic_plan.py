@@ -22,7 +22,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.config.topic_names import AUDIT_TOPIC, TOPIC_NAME_CHARACTERS_MAX, unified_name
+from mansio.config.topic_names import AUDIT_TOPIC, TOPIC_NAME_CHARACTERS_MAX, TRACE_TOPIC, unified_name
 from mansio.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mansio.metadata.model import BrokerState
 
 INTERNAL_TOPICS: Final = frozenset(
-    {"__consumer_offsets", "__transaction_state", "__share_group_state", AUDIT_TOPIC}
+    {"__consumer_offsets", "__transaction_state", "__share_group_state", AUDIT_TOPIC, TRACE_TOPIC}
 )
 COMPACTED_TOPIC_CONFIGS: Final = {
     "cleanup.policy": "compact",
@@ -68,6 +68,15 @@ AUDIT_TOPIC_CONFIGS: Final = {
     "segment.bytes": str(16 << 20),
 }
 """Settings of the topic of the audit."""
+
+TRACE_TOPIC_CONFIGS: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(7 * 24 * 3600 * 1000),
+    "retention.bytes": "-1",
+    "segment.bytes": str(16 << 20),
+    "max.message.bytes": str(4 << 20),
+}
+"""Settings of the topic of the trace. Its size is also bounded by `RetentionManager`."""
 
 Partitions = tuple[PartitionState, ...]
 

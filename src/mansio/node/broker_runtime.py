@@ -77,10 +77,13 @@ from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.sqs_access_keys import SqsAccessKeyService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topic_admin import TopicAdminService
+from mansio.broker.services.trace_service import TraceService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.broker.services.users import UserService
 from mansio.broker.topics.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
+from mansio.broker.trace.trace_reader import TraceReader
+from mansio.broker.trace.trace_writer import TraceWriter
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.config.topic_names import AUDIT_TOPIC, OFFSETS_TOPIC
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
@@ -89,6 +92,7 @@ from mansio.metadata.producer_ids import ProducerIdAllocator
 from mansio.ports import RequestClass
 from mansio.state.authorization.authorizer import Authorizer
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
+from mansio.state.trace.trace_buffer import TraceBuffer
 from mansio.storage.active_files import ACTIVE_FILES_MAX
 from mansio.storage.file_cache import OPEN_FILES_MAX, FileCache
 from mansio.storage.group_commit import GroupCommit
@@ -177,6 +181,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             observe_sync_s=self.statistics.flush_latency.observe,
         )
+        trace_buffer = TraceBuffer()
         self.partitions = PartitionSet(
             settings=settings,
             disk=host_ports.disk,
@@ -198,6 +203,7 @@ class BrokerRuntime:
                 )
             ),
             before_newer_format=before_newer_format,
+            trace_buffer=trace_buffer,
         )
         self.orphaned_directories = OrphanedDirectories(
             host_ports.disk,
@@ -237,6 +243,17 @@ class BrokerRuntime:
             close_partitions=self._close_partitions_of,
             partitions_max=limits.partitions,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
+        )
+        self.trace_writer = TraceWriter(
+            node_id=settings.node_id,
+            topics=self.topics,
+            partitions=self.partitions,
+            scheduler=host_ports.scheduler,
+            clock=host_ports.clock,
+            create=self._create_internal_topic,
+            broker_count=lambda: len(state.brokers),
+            peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
+            buffer=trace_buffer,
         )
         self._audit_file: AuditFile | None = None
         self.audit = self._build_audit(authorizer)
@@ -339,6 +356,7 @@ class BrokerRuntime:
                 initialize=lambda *start: self.shares.persister.initialize(*start),
             ),
         )
+        groups.store.on_commit = self.trace_writer.report_position
         state.on_group_config_change(groups.apply_settings)
         return groups
 
@@ -698,6 +716,22 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 authorization=authorization,
             ),
+            traces=TraceService(
+                TraceReader(
+                    topics=self.topics,
+                    partitions=self.partitions,
+                    writer=self.trace_writer,
+                    scheduler=host_ports.scheduler,
+                    batch_thread=host_ports.batch_thread,
+                ),
+                node_id=settings.node_id,
+                broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
+                topics=self.topics,
+                peers=None if cluster_member is None else cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+                authorization=authorization,
+            ),
             transaction_markers=self.markers,
             transactions=TransactionService(
                 self.transactions, self.groups, host_ports.clock, self.batch_commits, authorization
@@ -755,6 +789,7 @@ class BrokerRuntime:
         self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
         stack.callback(self.state.stop)
         stack.push_async_callback(close_scheduler)
+        stack.push_async_callback(self.trace_writer.close)
         stack.push_async_callback(self.log_cleaner.stop)
         stack.push_async_callback(self.log_scrubber.stop)
         if self.cluster_member is None:
@@ -798,6 +833,7 @@ class BrokerRuntime:
     def start_background_work(self) -> None:
         """Start retention, compaction, scrubbing, the check of disk space and that of delegation tokens."""
         self._disk_limit.start()
+        self.trace_writer.open()
         self.service.delegation_tokens.start()
         self.retention.start()
         self.log_cleaner.start()

@@ -114,6 +114,8 @@ class ApiKey(IntEnum):
     DESCRIBE_API_KEYS = 20122
     DELETE_API_KEY = 20123
     CONFIRM_HAND_OVER = 20124
+    TRACE_RECORD = 20125
+    READ_TRACE = 20130
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -726,6 +728,22 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.TRACE_RECORD,
+        0,
+        0,
+        "traces.trace_record",
+        note="Mansio's own. What has happened to a record, attempt by attempt, and whether that is all.",
+    ),
+    Api(
+        ApiKey.READ_TRACE,
+        0,
+        0,
+        "traces.read_trace",
+        note=f"Mansio's own, not advertised. The rows about a record that a broker has. {_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -836,6 +854,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_API_KEYS: 0,
     ApiKey.DELETE_API_KEY: 0,
     ApiKey.CONFIRM_HAND_OVER: 0,
+    ApiKey.TRACE_RECORD: 0,
+    ApiKey.READ_TRACE: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -9,8 +9,9 @@ Invariants:
 * What features still need (pending records, schedules, deduplication ids that have not expired) is copied to the end of
   the log before its segment is deleted, and pending records and schedules do not count for retention.bytes. Only holds
   of pipelines and open transactions stop a deletion.
-* Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
-  contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
+* Age and size delete records only if cleanup.policy contains `delete`, and of internal topics, which contain the state
+  of groups, only those of `EVENT_TOPICS`. If a log has no records left, the files of its segments are removed in any
+  case.
 * A check examines the segments that it deletes and one more, and pauses for `SLICE_PAUSE_MS` after each `TURN_S`.
 * A partition whose check fails is reported; the next ones are still checked. One that has to roll, but may not open the
   file of its next segment, is checked again after the next flush.
@@ -23,6 +24,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.config.topic_names import EVENT_TOPICS, TRACE_TOPIC
 from mansio.errors import MansioError, StorageError
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
@@ -40,6 +42,12 @@ logger = logging.getLogger(__name__)
 
 FIRST_CHECK_MS = 30_000
 """Delay of the first check. Short, so that a broker that restarts often deletes records, too."""
+
+TRACE_PERCENT_MAX = 5
+"""Size to which the trace of records is limited, in percent of the logs that the broker leads, but for
+`TRACE_BYTES_MIN`."""
+
+TRACE_BYTES_MIN = 256 << 20
 
 SLICE_PAUSE_MS = 5
 """Pause of a check of all partitions after each turn."""
@@ -84,6 +92,9 @@ class RetentionManager:
         self._awaiting_file: dict[Partition, None] = {}
         """Partitions that are checked again when they may roll."""
         self._timer: Timer | None = None
+        self._led_bytes: int | None = None
+        """Size of the logs that this broker led in the last round of checks; None before the first one."""
+        self._counted_bytes = 0
         self.counts = RetentionCounts()
 
     def start(self) -> None:
@@ -121,6 +132,7 @@ class RetentionManager:
         if waiting:
             self._timer = self._scheduler.call_later(SLICE_PAUSE_MS, self._run_slice)
             return
+        self._led_bytes, self._counted_bytes = self._counted_bytes, 0
         self.counts = self.counts._replace(checks=self.counts.checks + 1)
         self._timer = self._scheduler.call_later(self._check_interval_ms, self._start_round)
 
@@ -193,12 +205,19 @@ class RetentionManager:
         if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
             partition.roll()  # all records were deleted: free the space of the active segment as well
         settings = partition.settings
-        if not partition.is_leader or partition.internal or not settings.deletes:
+        if partition.is_leader and not partition.internal:
+            self._counted_bytes += log.size_bytes
+        if not partition.is_leader or not settings.deletes:
             return  # a follower's log starts where its leader's does
-        by_size = settings.retention_bytes != UNLIMITED
+        if partition.internal and partition.topic not in EVENT_TOPICS:
+            return
+        bytes_max = settings.retention_bytes
+        if partition.topic == TRACE_TOPIC:
+            bytes_max = self._trace_bytes_max(bytes_max)
+        by_size = bytes_max != UNLIMITED
         if not by_size and settings.retention_ms == UNLIMITED:
             return
-        retention_bytes = settings.retention_bytes + (partition.kept_bytes if by_size else 0)
+        retention_bytes = bytes_max + (partition.kept_bytes if by_size else 0)
 
         def find(floor: int | None) -> ExpiredSegments:
             high_watermark = partition.high_watermark
@@ -226,6 +245,13 @@ class RetentionManager:
             self._scheduler.spawn(
                 self._release(partition, expired.end_offset), name="copies before retention"
             )
+
+    def _trace_bytes_max(self, retention_bytes: int) -> int:
+        """Return the size to which the trace is limited, whose topic has the setting `retention_bytes`."""
+        if self._led_bytes is None:
+            return retention_bytes
+        quota = max(self._led_bytes * TRACE_PERCENT_MAX // 100, TRACE_BYTES_MIN)
+        return quota if retention_bytes == UNLIMITED else min(quota, retention_bytes)
 
     async def _release(self, partition: Partition, offset: int) -> None:
         """Have the features of a partition copy what they need from below an offset to the end of the log."""

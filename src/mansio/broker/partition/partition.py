@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.producer_hook import ProducerHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
+    from mansio.state.trace.trace_buffer import PartitionTrace, TraceBuffer
     from mansio.storage.checked_ranges import CheckedRange
     from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import Log
@@ -222,6 +223,7 @@ class Partition:
         "_readable_ends",
         "_rejects",
         "_settings",
+        "_trace_buffer",
         "broker_id",
         "clock",
         "closed",
@@ -239,6 +241,7 @@ class Partition:
         "storage_health",
         "topic",
         "topic_id",
+        "trace",
         "waits",
     )
 
@@ -262,6 +265,7 @@ class Partition:
         verifier: BatchVerifier | None = None,
         features: Sequence[PartitionFeature] = (),
         scratch: bytearray | None = None,
+        trace_buffer: TraceBuffer | None = None,
     ) -> None:
         """Create the replica of an open log.
 
@@ -271,6 +275,7 @@ class Partition:
         `verifier` verifies stored batches for readers; without it, the reading thread does. `features`: all that this
         broker knows, in the order in which they take part in appends; those that are needed are attached. `scratch`: a
         buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked, which partitions may share.
+        `trace_buffer`: to which the partition reports what happens to its records; None for nowhere.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -305,7 +310,11 @@ class Partition:
         self._readable_ends: list[Callable[[int], int | None]] = []
         self.waits = PartitionWaits()
         """The requests that wait for this partition."""
+        self._trace_buffer = None if internal else trace_buffer
+        self.trace: PartitionTrace | None = None
+        """The trace of the records while this broker leads the partition, unless the topic has none."""
         self._set_role(replica)
+        self._renew_trace()
         log.listen(
             LogListener(
                 self._on_durable,
@@ -401,8 +410,10 @@ class Partition:
 
     def apply_settings(self, settings: TopicSettings, rules: AppendRules) -> None:
         """Use changed settings of the topic, and attach the features that they need."""
+        was_traced = self._settings.is_traced
         self.settings = settings
         self.rules = rules
+        self._renew_trace(is_turned=settings.is_traced != was_traced)
         for feature in self._features:
             if feature not in self._attached and feature.is_needed(self):
                 self.attach(feature, is_new=True)
@@ -1009,6 +1020,7 @@ class Partition:
         self._before_append = [one for one in self._before_append if not isinstance(one, _SessionCheck)]
         self._acknowledged_end = 0
         self._set_role(replica)
+        self._renew_trace()
         ended = NotLeaderOrFollower(
             f"{self.name}: {reason}; this broker does not know whether the batch is kept"
         )
@@ -1023,6 +1035,26 @@ class Partition:
                 end=self.end_offset,
             ),
         )
+
+    def _renew_trace(self, *, is_turned: bool = False) -> None:
+        """Begin or end the trace, as the role and the settings say. `is_turned`: the settings have changed that."""
+        buffer, trace, epoch = self._trace_buffer, self.trace, self.replica.leader_epoch
+        if buffer is None:
+            return
+        is_wanted = self.is_leader and not self.closed and self._settings.is_traced
+        if trace is not None and not (is_wanted and trace.leader_epoch == epoch):
+            trace.end(self.clock.wall_ms(), is_turned_off=is_turned)
+            self.trace = trace = None
+        if is_wanted and trace is None:
+            self.trace = buffer.lead(
+                self.topic_id.bytes,
+                self.index,
+                epoch,
+                self.clock.wall_ms(),
+                self.start_offset,
+                self.end_offset,
+                is_turned_on=is_turned,
+            )
 
     def _not_leader_error(self) -> NotLeaderOrFollower:
         if self.closed:
@@ -1412,6 +1444,7 @@ class Partition:
         if self.closed:
             return
         self.closed = self._rejects = True
+        self._renew_trace()
         for hook in self._hooks:
             hook.close(save=save)
         for feature, attached in self._attached.items():

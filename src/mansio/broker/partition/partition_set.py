@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from mansio.config.topic_config import TopicSettings
     from mansio.metadata.model import PartitionState, Topic, TopicChange
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
+    from mansio.state.trace.trace_buffer import TraceBuffer
     from mansio.storage.file_cache import FileCache
     from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import Log, LogSlice
@@ -103,10 +104,13 @@ class PartitionSet:
         batch_thread: Background,
         features: Sequence[PartitionFeature] = (),
         before_newer_format: Callable[[], object] = lambda: None,
+        trace_buffer: TraceBuffer | None = None,
     ) -> None:
-        """`features`: those that this broker knows, in their order; `before_newer_format`: see `Log`."""
+        """`features`: those that this broker knows, in their order; `before_newer_format`: see `Log`; `trace_buffer`:
+        see `Partition`."""
         self.verifier = BatchVerifier(verification_thread, scheduler)
         self.batch_processor = BatchProcessor(batch_thread)
+        self._trace_buffer = trace_buffer
         self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
         self._disk = disk
         self._settings = settings
@@ -405,6 +409,7 @@ class PartitionSet:
             verifier=self.verifier,
             features=self._features,
             scratch=self._scratch,
+            trace_buffer=self._trace_buffer,
         )
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)

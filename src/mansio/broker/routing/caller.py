@@ -79,6 +79,12 @@ class Caller:
     api: str = ""
 
     @property
+    def trace_name(self) -> str:
+        """The client in traces of records: user, unless it is anonymous, client id and address."""
+        user = "" if self.session.user == ANONYMOUS_USER else f"{self.session.user}/"
+        return f"{user}{self.client_id}@{self.address}"
+
+    @property
     def forwarded(self) -> ForwardedClient:
         """The client as requests to other brokers name it."""
         session = self.session

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.token_checks import TokenChecker
     from mansio.broker.services.topic_admin import TopicAdminService
+    from mansio.broker.services.trace_service import TraceService
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
     from mansio.broker.services.users import UserService
@@ -105,6 +106,7 @@ class BrokerServices:
     cluster_description: ClusterDescriptionService
     elections: ElectionService
     reassignments: ReassignmentService
+    traces: TraceService
     transactions: TransactionService
     transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.partition.append_validation import awaits_flush, needs_thread
 from mansio.broker.services.statistics import SAMPLE_MASK
-from mansio.config.topic_names import AUDIT_TOPIC
+from mansio.config.topic_names import EVENT_TOPICS
 from mansio.errors import (
     ConcurrentTransactions,
     CorruptMessage,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.statistics import Statistics, Stopwatch
     from mansio.broker.services.transactions.verifier import TransactionVerifier
     from mansio.ports import Buffer, Clock, Promise, Scheduler
+    from mansio.state.trace.trace_buffer import Publisher
     from mansio.wire.batch.record_batch import BatchHeader
 
     TopicBatches = tuple[str | None, bytes | None, Sequence[tuple[int, Buffer | None]]]
@@ -176,6 +177,7 @@ class ProduceService:
         transactional: bool = False,
         was_tried: bool = False,
         is_broker: bool = False,
+        publisher: Publisher | None = None,
     ) -> tuple[Partition, AppendResult]:
         """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id. Whether its
         producer may write to the topic was asked before.
@@ -183,12 +185,13 @@ class ProduceService:
         `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller
         must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is rejected, and
         `ProcessingRequired` if the caller must use `begin_produce` instead; always if this `was_tried` before.
-        `is_broker`: another broker appends to the topic of the audit.
+        `is_broker`: another broker appends to the topic of the audit or of the trace. `publisher`: the client, for the
+        trace; None for an unknown one.
         """
         counters = self.counters
         try:
             partition = self._partitions.find(topic, topic_id, index)
-            if partition.internal and not (is_broker and partition.topic == AUDIT_TOPIC):
+            if partition.internal and not (is_broker and partition.topic in EVENT_TOPICS):
                 raise InvalidTopic(f"{partition.topic} is an internal topic; clients may not write to it")
             if not records:
                 raise CorruptMessage(f"{partition.name}: the request contains no record batch")
@@ -212,6 +215,13 @@ class ProduceService:
             raise
         counters.appended_batches += 1
         counters.appended_bytes += len(records)
+        if (trace := partition.trace) is not None and not appended.duplicate:
+            if trace.publisher is publisher and trace.run_end == appended.base_offset:
+                trace.run_end = appended.end_offset
+            else:
+                trace.begin_run(
+                    publisher, appended.base_offset, appended.end_offset, partition.clock.wall_ms()
+                )
         return partition, appended
 
     def begin_produce(
@@ -224,6 +234,7 @@ class ProduceService:
         client: Hashable = None,
         was_tried: bool = False,
         is_broker: bool = False,
+        publisher: Publisher | None = None,
     ) -> PendingProduce:
         """Append the batches of a request. If the result is not complete, the caller must call `PendingProduce.wait`: a
         batch is being processed, or acks=all and a batch is not committed yet.
@@ -231,9 +242,9 @@ class ProduceService:
         `grants`: of the client, which needs WRITE for each topic; None if it may write to all of them.
         `allow_zstd` False: reject zstd, because the protocol version of the request excludes it (KIP-110). `client`:
         the client whose share of the processor's queue is used; None for batches of the broker itself. `was_tried`:
-        `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request. `is_broker`:
-        see `append`."""
-        pending = PendingProduce(self)
+        `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request. `is_broker`,
+        `publisher`: see `append`."""
+        pending = PendingProduce(self, publisher)
         writable = None
         if grants is not None:
             if grants.revision != grants.rules.revision:
@@ -261,6 +272,7 @@ class ProduceService:
                         allow_zstd=allow_zstd,
                         was_tried=was_tried,
                         is_broker=is_broker,
+                        publisher=publisher,
                     )
                 except MansioError as error:
                     results.append(BatchResult(index, without_traceback(error)))
@@ -326,6 +338,9 @@ class ProduceService:
             else:
                 self.counters.appended_batches += 1
                 self.counters.appended_bytes += size
+                if (trace := partition.trace) is not None and not outcome.duplicate:
+                    base_offset, end_offset, _, _ = outcome
+                    trace.begin_run(pending.publisher, base_offset, end_offset, partition.clock.wall_ms())
             pending.record_outcome(waiting, outcome, awaits_commit=acks == ACKS_ALL)
 
         urgent = acks == ACKS_ALL
@@ -353,6 +368,7 @@ class ProduceService:
         allow_zstd: bool = True,
         client: Hashable = None,
         was_tried: bool = False,
+        publisher: Publisher | None = None,
     ) -> PendingProduce:
         """Like `begin_produce`, for a request with a transactional id. A batch that begins a transaction in its
         partition is appended after the transaction was verified. `adds`: transaction version 2 (Produce 12+), in which
@@ -366,7 +382,7 @@ class ProduceService:
             if transactional_id not in grants.transactional_ids:
                 grants.check_transactional_id(transactional_id)
             writable = grants.writable
-        pending = PendingProduce(self)
+        pending = PendingProduce(self, publisher)
         unverified: list[_Unverified] = []
         producer_ids = set[int]()
         for name, topic_id, entries in topics:
@@ -514,6 +530,7 @@ class ProduceService:
                     acks=acks,
                     allow_zstd=allow_zstd,
                     transactional=True,
+                    publisher=pending.publisher,
                 )
             except MansioError as rejection:
                 pending.record_outcome(one.wait, rejection, awaits_commit=False)
@@ -548,7 +565,13 @@ class ProduceService:
         results = pending.results[position[0]][2]
         try:
             partition, appended = self.append(
-                *wanted, records, acks=acks, allow_zstd=allow_zstd, transactional=True, was_tried=was_tried
+                *wanted,
+                records,
+                acks=acks,
+                allow_zstd=allow_zstd,
+                transactional=True,
+                was_tried=was_tried,
+                publisher=pending.publisher,
             )
         except MansioError as error:
             results[position[1]] = BatchResult(wanted[2], without_traceback(error))
@@ -677,12 +700,14 @@ class PendingProduce:
         "deadline",
         "is_processed",
         "is_verified",
+        "publisher",
         "response",
         "results",
     )
 
-    def __init__(self, service: ProduceService) -> None:
+    def __init__(self, service: ProduceService, publisher: Publisher | None) -> None:
         self._service = service
+        self.publisher = publisher
         self._has_ended = False
         self.is_processed = False
         """Whether any batch was passed to the `BatchProcessor`."""

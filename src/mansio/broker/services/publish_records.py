@@ -364,7 +364,9 @@ class PublishService:
         else:
             batches, total_bytes = await self._build_batches(found, records, results, turns)
         entries = [(batch.partition, await batch.encode(codec, turns)) for batch in batches]
-        pending = self._produce.begin_produce([(topic, None, entries)], grants=None, acks=acks)
+        pending = self._produce.begin_produce(
+            [(topic, None, entries)], grants=None, acks=acks, publisher=caller
+        )
         quotas = self._quotas.active
         throttle_ms = 0
         if quotas is not None:

@@ -22,7 +22,7 @@ from mansio.broker.topics.topic_lifecycle import TopicLifecycle, split_into_chun
 from mansio.config import topic_config
 from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_entries import topic_entries
-from mansio.config.topic_names import AUDIT_TOPIC
+from mansio.config.topic_names import AUDIT_TOPIC, EVENT_TOPICS, TRACE_TOPIC
 from mansio.errors import (
     ConcurrentChange,
     InvalidTopic,
@@ -44,6 +44,7 @@ from mansio.metadata.topic_plan import (
     INTERNAL_TOPICS,
     PRUNED_TOPIC_CONFIGS,
     PRUNED_TOPICS,
+    TRACE_TOPIC_CONFIGS,
     ClusterBrokers,
     NewTopic,
     check_internal_name,
@@ -95,6 +96,9 @@ INTERNAL_TOPIC_CHANGEABLE_SETTINGS: Final = frozenset(
 )
 """Settings of internal topics that may be changed: storage layout and compaction. Kafka allows all; a
 different cleanup policy or retention would delete the offsets of groups."""
+
+EVENT_TOPIC_CHANGEABLE_SETTINGS: Final = frozenset({"retention.bytes", "retention.ms"})
+"""Settings of the topics of the audit and of the trace that may be changed, too."""
 
 
 class TopicService:
@@ -510,15 +514,20 @@ def _internal_topic_configs(name: str) -> dict[str, str]:
     """Return the settings with which the internal topic of this name is created."""
     if name == AUDIT_TOPIC:
         return AUDIT_TOPIC_CONFIGS
+    if name == TRACE_TOPIC:
+        return TRACE_TOPIC_CONFIGS
     return PRUNED_TOPIC_CONFIGS if name in PRUNED_TOPICS else COMPACTED_TOPIC_CONFIGS
 
 
 def _check_internal_topic_changes(name: str, changes: Sequence[Change]) -> None:
+    changeable = INTERNAL_TOPIC_CHANGEABLE_SETTINGS
+    if name in EVENT_TOPICS:
+        changeable |= EVENT_TOPIC_CHANGEABLE_SETTINGS
     for change in changes:
-        if change.name in topic_config.SETTINGS and change.name not in INTERNAL_TOPIC_CHANGEABLE_SETTINGS:
+        if change.name in topic_config.SETTINGS and change.name not in changeable:
             raise PolicyViolation(
                 f"{name} is the broker's own: {change.name} cannot be changed there, only "
-                f"{', '.join(sorted(INTERNAL_TOPIC_CHANGEABLE_SETTINGS))}"
+                f"{', '.join(sorted(changeable))}"
             )
 
 

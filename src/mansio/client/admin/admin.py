@@ -18,6 +18,7 @@ from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.tokens import TokenAdmin
+from mansio.client.admin.traces import TraceAdmin
 from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.admin.users import UserAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
@@ -123,6 +124,8 @@ class Admin:
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)
         """Share groups."""
+        self.traces: TraceAdmin = TraceAdmin(cluster)
+        """The history of records."""
         self.delays: DelayAdmin = DelayAdmin(cluster)
         """Delayed records that are pending."""
         self.schedules: ScheduleAdmin = ScheduleAdmin(cluster)

@@ -89,6 +89,14 @@ from mansio.state.share_partition.types import (
     ARCHIVING,
     AVAILABLE,
     BASE,
+    BY_ACKNOWLEDGEMENT,
+    BY_ACQUISITION,
+    BY_COPY,
+    BY_DEADLINE,
+    BY_EXCHANGE,
+    BY_LOG_START,
+    BY_MEMBER_END,
+    BY_REDRIVE,
     CAUSE_DELIVERY_LIMIT,
     CAUSE_REJECTED,
     GAP,
@@ -397,7 +405,7 @@ class SharePartition:
         acquired = acquired_ranges(changed)
         # After a loss of updates, records are withheld for the group's lease duration: a longer lease must not be lost.
         durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
-        return acquired, self._update(token, changed, durable=durable, lease_bound=True)
+        return acquired, self._update(token, changed, durable=durable, lease_bound=True, cause=BY_ACQUISITION)
 
     # ------------------------------------------------------------------ accepting and leasing in one step
 
@@ -449,7 +457,7 @@ class SharePartition:
                 changed.append(batch)
         durable = bool(changed)
         if leased is None:
-            return [], self._update(token, changed, durable=durable)
+            return [], self._update(token, changed, durable=durable, cause=BY_EXCHANGE)
         first, last = leased
         lock_ms = self.settings.lock_ms
         deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
@@ -473,7 +481,7 @@ class SharePartition:
             changed.sort(key=attrgetter("first"))
             acquired = acquired_ranges(changed)
         durable |= lease_ms > lock_ms
-        return acquired, self._update(token, changed, durable=durable, lease_bound=True)
+        return acquired, self._update(token, changed, durable=durable, lease_bound=True, cause=BY_EXCHANGE)
 
     def _pass_others(self, own: OwnOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:
         """Pass the offsets of other share partitions below `before`, so that they become one range with own ones."""
@@ -654,7 +662,7 @@ class SharePartition:
             or _must_be_durable(changed)
             or not all(run.request_batch.was_handed_out for run in stored)
         )
-        return self._update(step.token, changed, durable=durable)
+        return self._update(step.token, changed, durable=durable, cause=BY_ACKNOWLEDGEMENT)
 
     def _renew(self, run: AcknowledgedRange, now_ms: float) -> None:
         """Start leases again with their durations, which changes nothing that is stored."""
@@ -698,7 +706,7 @@ class SharePartition:
             self._retry_or_dead_letter(
                 batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted
             )
-        return self._update(step.token, changed, durable=_must_be_durable(changed))
+        return self._update(step.token, changed, durable=_must_be_durable(changed), cause=BY_MEMBER_END)
 
     def tick(self, now_ms: float, wall_ms: int, random_fraction: float) -> Update | None:
         """End the leases, backoffs and withholding periods whose deadline has passed, and advance the lease bound if
@@ -725,7 +733,9 @@ class SharePartition:
             in_flight.complete_update(step.token)
             return None
         changed.sort(key=lambda batch: batch.first)
-        return self._update(step.token, changed, durable=_must_be_durable(changed), lease_bound=True)
+        return self._update(
+            step.token, changed, durable=_must_be_durable(changed), lease_bound=True, cause=BY_DEADLINE
+        )
 
     def next_deadline_ms(self) -> float:
         """Time of the steady clock at which `tick` has to be called next, in ms."""
@@ -947,7 +957,13 @@ class SharePartition:
             return None
         token = in_flight.begin_update()
         dead = self._dead.ranges() if fewer_dead else None
-        return self._update(token, self._archive_below_log_start(token), durable=True, dead_ranges=dead)
+        return self._update(
+            token,
+            self._archive_below_log_start(token),
+            durable=True,
+            dead_ranges=dead,
+            cause=BY_LOG_START,
+        )
 
     def _archive_below_log_start(self, token: int) -> list[InFlightBatch]:
         """Archive the records below the log start offset that are neither done nor ARCHIVING."""
@@ -1008,7 +1024,7 @@ class SharePartition:
                     )
                     self._dead.add(added[-1])
                 changed.append(batch)
-        return self._update(token, changed, durable=True, added_dead_ranges=tuple(added))
+        return self._update(token, changed, durable=True, added_dead_ranges=tuple(added), cause=BY_COPY)
 
     def redrive(
         self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, offsets_max: int, now_ms: float
@@ -1033,9 +1049,16 @@ class SharePartition:
                 changed.append(batch)
         self._reset_key_index(now_ms)  # the keys of records that were done are not known any more
         if is_below_start:
-            return full_update(token, self.snapshot(now_ms)), result
+            traced = tuple(state_batches(changed))
+            whole = full_update(token, self.snapshot(now_ms))
+            return whole._replace(cause=BY_REDRIVE, traced=traced), result
         update = self._update(
-            token, changed, durable=True, dead_ranges=dead.ranges(), redrives=dead.redrives()
+            token,
+            changed,
+            durable=True,
+            dead_ranges=dead.ranges(),
+            redrives=dead.redrives(),
+            cause=BY_REDRIVE,
         )
         return update, result
 

@@ -41,6 +41,16 @@ RENEW: Final = 4
 CAUSE_REJECTED: Final = 1
 CAUSE_DELIVERY_LIMIT: Final = 2
 
+# Causes of updates, for the trace of the records; 0 for those that change no delivery.
+BY_ACQUISITION: Final = 1
+BY_EXCHANGE: Final = 2
+BY_ACKNOWLEDGEMENT: Final = 3
+BY_MEMBER_END: Final = 4
+BY_DEADLINE: Final = 5
+BY_COPY: Final = 6
+BY_REDRIVE: Final = 7
+BY_LOG_START: Final = 8
+
 LEASE_MS_MAX: Final = 12 * 60 * 60 * 1000
 """Maximum duration that a member can choose for a lease, as in SQS."""
 
@@ -225,7 +235,8 @@ class Update(NamedTuple):
     when it is committed; otherwise when it is appended. `done_count`: number of offsets at or above `start_offset` that
     are done. `is_snapshot`: the update is the whole state. `dead_ranges`, `redrives` and `producer` replace the stored
     values; None leaves them unchanged, as it does `isolations`. `added_dead_ranges`: dead ranges in addition to
-    `dead_ranges`, or, if that is None, to the stored ones.
+    `dead_ranges`, or, if that is None, to the stored ones. `cause`: which step has made the update; `traced`: the
+    changes of this step, None if they are `changes`. These two are not stored.
     """
 
     token: int
@@ -240,6 +251,8 @@ class Update(NamedTuple):
     producer: Producer | None = None
     added_dead_ranges: tuple[DeadRange, ...] = ()
     isolations: tuple[Isolation, ...] | None = None
+    cause: int = 0
+    traced: tuple[StateBatch, ...] | None = None
 
 
 class LoadedState(NamedTuple):

@@ -23,6 +23,9 @@ requests to the SQS endpoint. Any broker processes them; they are advertised.
 `CreateApiKey`, `DescribeApiKeys` and `DeleteApiKey` administer the API keys of users. Any broker processes them; they
 are advertised.
 
+`TraceRecord` returns what has happened to a record. Any broker processes it; it is advertised. `ReadTrace` is what it
+asks the other brokers; it is not advertised.
+
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
 
@@ -939,6 +942,156 @@ class DeleteApiKeyResponse(_Flexible):
     error_message: str | None = field(metadata=_TEXT, default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordFacts(_Flexible):
+    """What the leader of a partition knows of a record: see `state.trace.timeline`."""
+
+    leader: int = field(metadata=_INT32)
+    replicas: tuple[int, ...] = field(metadata=_INT32)
+    in_sync: tuple[int, ...] = field(metadata=_INT32)
+    log_start: int = field(metadata=_INT64)
+    high_watermark: int = field(metadata=_INT64)
+    is_stored: bool = field(metadata=_BOOL)
+    timestamp_ms: int = field(metadata=_INT64)
+    leader_epoch: int = field(metadata=_INT32)
+    producer_id: int = field(metadata=_INT64)
+    size_bytes: int = field(metadata=_INT32)
+    origin: str = field(metadata=_TEXT)
+    accepted_offset: int = field(metadata=_INT64)
+    due_ms: int = field(metadata=_INT64)
+    is_pending: bool = field(metadata=_BOOL)
+    is_aborted: bool = field(metadata=_BOOL)
+    kept_until_ms: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTraceRequest(_Flexible):
+    """Request of the broker `node_id` for the rows of the trace about a record, in the partitions of the trace that the
+    receiver leads. `accepted_offset`: offset at which a delayed record was accepted, -1 for none; `needs_facts`: the
+    receiver leads the partition of the record, and finds that offset. `failed_group`: a share group of which the last
+    failed record is asked for instead, "" for none."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    offset: int = field(metadata=_INT64)
+    accepted_offset: int = field(metadata=_INT64)
+    needs_facts: bool = field(metadata=_BOOL)
+    failed_group: str = field(metadata=_TEXT, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRecord(_Flexible):
+    """A record that a share group has rejected, or used up the attempts of, at `time_ms`."""
+
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    offset: int = field(metadata=_INT64)
+    time_ms: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRow(_Flexible):
+    """A row: see `wire.internal_records.trace_records` and `state.trace.coverage`."""
+
+    kind: int = field(metadata=_INT8)
+    cause: int = field(metadata=_INT8)
+    attempt: int = field(metadata=_INT32)
+    group: str = field(metadata=_TEXT)
+    who: str = field(metadata=_TEXT)
+    time_ms: int = field(metadata=_INT64)
+    first: int = field(metadata=_INT64)
+    size: int = field(metadata=_INT64)
+    extra: int = field(metadata=_INT64)
+    broker_id: int = field(metadata=_INT32)
+    incarnation: int = field(metadata=_INT64)
+    leader_epoch: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceGap(_Flexible):
+    """A time in which rows are missing. `dropped`: their number, -1 if it is unknown."""
+
+    begin_ms: int = field(metadata=_INT64)
+    end_ms: int = field(metadata=_INT64)
+    dropped: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCoverage(_Flexible):
+    """What the trace has of a broker process."""
+
+    broker_id: int = field(metadata=_INT32)
+    incarnation: int = field(metadata=_INT64)
+    begin_ms: int = field(metadata=_INT64)
+    end_ms: int = field(metadata=_INT64)
+    is_closed: bool = field(metadata=_BOOL)
+    is_live: bool = field(metadata=_BOOL)
+    gaps: tuple[TraceGap, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTraceResponse(_Flexible):
+    """Response. `missing`: what could not be read; the others are as in `broker.trace.trace_reader.LocalTrace`."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    facts: RecordFacts | None = None
+    failed: FailedRecord | None = None
+    rows: tuple[TraceRow, ...] = ()
+    coverage: tuple[TraceCoverage, ...] = ()
+    missing: tuple[str, ...] = field(metadata=_TEXT, default=())
+    broker_id: int = field(metadata=_INT32, default=-1)
+    incarnation: int = field(metadata=_INT64, default=-1)
+    written_ms: int = field(metadata=_INT64, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecordRequest(_Flexible):
+    """Request for the timeline of a record, or of the one that failed last in a share group. `group`: "" for the record
+    at an offset."""
+
+    topic: str = field(metadata=_TEXT)
+    partition_index: int = field(metadata=_INT32)
+    offset: int = field(metadata=_INT64)
+    group: str = field(metadata=_TEXT, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent(_Flexible):
+    """An event of a timeline. `time_ms`: since the Unix epoch, `wait_ms`: since the event before it of the same group;
+    -1 if they are not known. `attempt`: number of the delivery, 0 for none. `is_computed`: derived from what the broker
+    knows now."""
+
+    kind: str = field(metadata=_TEXT)
+    time_ms: int = field(metadata=_INT64)
+    group: str = field(metadata=_TEXT)
+    attempt: int = field(metadata=_INT32)
+    who: str = field(metadata=_TEXT)
+    detail: str = field(metadata=_TEXT)
+    wait_ms: int = field(metadata=_INT64)
+    is_computed: bool = field(metadata=_BOOL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecordResponse(_Flexible):
+    """Response. `total_ms`: from the publication to the last event with which a group was done, -1 if there is none.
+    `uncertainties`: why events may be missing."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    topic: str = field(metadata=_TEXT, default="")
+    partition_index: int = field(metadata=_INT32, default=-1)
+    offset: int = field(metadata=_INT64, default=-1)
+    events: tuple[TraceEvent, ...] = ()
+    total_ms: int = field(metadata=_INT64, default=-1)
+    uncertainties: tuple[str, ...] = field(metadata=_TEXT, default=())
+    facts: RecordFacts | None = None
+
+
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
@@ -965,6 +1118,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.DESCRIBE_API_KEYS: (DescribeApiKeysRequest, DescribeApiKeysResponse),
     ApiKey.DELETE_API_KEY: (DeleteApiKeyRequest, DeleteApiKeyResponse),
     ApiKey.CONFIRM_HAND_OVER: (ConfirmHandOverRequest, ConfirmHandOverResponse),
+    ApiKey.TRACE_RECORD: (TraceRecordRequest, TraceRecordResponse),
+    ApiKey.READ_TRACE: (ReadTraceRequest, ReadTraceResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

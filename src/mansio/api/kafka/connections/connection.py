@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from mansio.api.kafka.connections.pending_response import PendingResponse
 from mansio.api.kafka.connections.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
 from mansio.api.kafka.connections.tls_writer import TlsWriter
-from mansio.broker.routing.caller import ANONYMOUS_SESSION
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller
 from mansio.broker.services.statistics import HOLD_S_MIN
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
@@ -159,6 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         "backlog_bytes",
         "challenge",
         "client_host",
+        "client_id",
         "closed",
         "gate",
         "get_buffer",
@@ -206,6 +207,8 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent_before = 0
         self._unsent_since = 0.0
         self.client_host = ""
+        self.client_id = ""
+        """The client id in the first Produce request, and in later ones that a template does not match."""
         self.gate = gate
         self._is_admitted = gate is None
         """Whether the client need not authenticate, or has."""
@@ -229,6 +232,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether responses may overtake; set with `peer`."""
         self.challenge: BrokerChallenge | None = None
         """The challenge that a broker has to answer on this connection."""
+
+    @property
+    def trace_name(self) -> str:
+        """The client in traces of records."""
+        return Caller(self.session, self.client_id, self.client_host).trace_name
 
     # Transport callbacks
 

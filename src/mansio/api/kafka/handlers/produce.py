@@ -72,6 +72,7 @@ def produce(
     version = header.api_version
     request = wire.decode_request(version, frame, header.body_position)
     acks = request.acks
+    connection.client_id = header.client_id or ""
     rejection = _request_error(request)
     pending: PendingProduce | None = None
     grants = connection.grants
@@ -88,6 +89,7 @@ def produce(
                 allow_zstd=version >= ZSTD_VERSION_MIN,
                 client=connection,
                 was_tried=was_tried,
+                publisher=connection,
             )
             results = pending.results
         except AuthorizationFailed as error:
@@ -101,6 +103,7 @@ def produce(
             client=connection,
             was_tried=was_tried,
             is_broker=_is_broker(service, connection),
+            publisher=connection,
         )
         results = pending.results
     if rejection is None:
@@ -212,6 +215,7 @@ def produce_by_template(
             acks=acks,
             allow_zstd=template.version >= ZSTD_VERSION_MIN,
             transactional=is_transactional,
+            publisher=connection,
         )
     except MansioError as error:
         service.statistics.count_error(API_KEY, error.kafka_code)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mansio.api.kafka.connections.connection import MUTE_MS_MAX
 from mansio.api.kafka.connections.pending_response import PendingResponse
+from mansio.broker.routing.caller import Caller
 from mansio.errors import ConnectionLost, MansioError, StorageError, UnsupportedVersion
 from mansio.logs import fields
 from mansio.ports import UNREADABLE_ERRNOS
@@ -71,6 +72,7 @@ class DirectRequest:
         "_response",
         "_server",
         "client_host",
+        "client_id",
         "closed",
         "error",
         "grants",
@@ -101,6 +103,7 @@ class DirectRequest:
         brokers."""
         self.listener = listener
         self.client_host = client_host
+        self.client_id = ""
         self.session = session
         self.is_confidential = False
         self.is_forwarded = is_forwarded
@@ -119,6 +122,11 @@ class DirectRequest:
         """Why there is no response."""
         self._response: QueuedResponse | None = None
         self._on_done: Callable[[DirectRequest], None] | None = on_done
+
+    @property
+    def trace_name(self) -> str:
+        """As that of a connection."""
+        return Caller(self.session, self.client_id, self.client_host).trace_name
 
     def begin(self, server: RequestServer, frame: memoryview) -> None:
         """Start the request `frame`, which has no length prefix."""

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from mansio.wire.internal_records.consumer_group_records import GroupRecordKey
 
     OffsetListener = Callable[[str, str, int, CommittedOffset | None], None]
+    CommitListener = Callable[[str, str, int, int, int], None]
     Group = ClassicGroup | ConsumerGroup | ShareGroup
 
 
@@ -207,6 +208,10 @@ class GroupStore:
         self._clock = clock
         self._factory = factory
         self._on_offset = on_offset
+        self.on_commit: CommitListener = lambda *_: None
+        """Called with a group, topic and partition, the committed offset before, -1 for none, and the new one, when it
+        becomes visible; not when it is loaded."""
+        self._loaded: set[int] = set()
         self._on_loaded = on_loaded
         self._on_unloaded = on_unloaded
         self.runtime = open_runtime(self)
@@ -376,7 +381,17 @@ class GroupStore:
     ) -> None:
         """Set a committed offset, whose record is at `record_offset` of the log. Pending offsets of earlier records
         will not replace it."""
-        entry.offsets.setdefault(topic, {})[partition] = committed
+        offsets = entry.offsets.setdefault(topic, {})
+        if entry.index in self._loaded:
+            before = offsets.get(partition)
+            self.on_commit(
+                entry.group.group_id,
+                topic,
+                partition,
+                -1 if before is None else before.offset,
+                committed.offset,
+            )
+        offsets[partition] = committed
         if entry.pending_offsets and (pending := entry.pending_offsets.get((topic, partition))):
             for producer_id, each in pending.items():
                 if each.record_offset < record_offset:
@@ -455,11 +470,13 @@ class GroupStore:
             if entry.group_metadata_value is not None or entry.group_records:
                 self.rebuild(entry)
             self.remove_if_empty(entry)
+        self._loaded.add(index)
         self._on_loaded(index)
 
     def unload(self, index: int) -> None:
         """Cancel the timers and remove the entries of a partition. `is_unloaded` is set, so that pending operations do
         not use an entry any more."""
+        self._loaded.discard(index)
         self._transactions.pop(index, None)
         for group_id, entry in self._by_partition.pop(index, {}).items():
             entry.is_unloaded = True

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         ShareSettings,
         Update,
     )
+    from mansio.state.trace.trace_buffer import PartitionTrace
     from mansio.storage.log import LogSlice
 
 
@@ -254,6 +255,7 @@ class SharePartitionLeader:
         "_state_machine",
         "_timer",
         "_timer_due_ms",
+        "_trace",
         "_waiters",
         "_writes",
         "end_error",
@@ -301,6 +303,16 @@ class SharePartitionLeader:
         self._key_limits: KeyLimits | None = None
         """The limits by key, if other share partitions of the topic partition have them, too."""
         self._writes = WriteCombiner(dependencies.scheduler, self._begin_write)
+        self._trace: PartitionTrace | None = None
+        """The trace of the partition in the epoch of this object, which may have ended."""
+
+    @property
+    def trace(self) -> PartitionTrace | None:
+        """The trace of the partition, to which changes of this epoch are reported; None if there is none."""
+        trace = self.partition.trace
+        if trace is not None and trace.leader_epoch == self.leader_epoch:
+            self._trace = trace
+        return self._trace
 
     @property
     def state_machine(self) -> SharePartition:
@@ -427,6 +439,9 @@ class SharePartitionLeader:
             ready.reconfigure(dependencies.settings(self.key.group, partition), self.now_ms())
             self._state_machine = ready
         self.known_state = None
+        if (trace := self.trace) is not None:
+            loaded = self.state_machine.snapshot(now_ms).changes
+            trace.report_loaded(self.key.group, loaded, dependencies.clock.wall_ms())
         dependencies.dead_letters.on_loaded(self, state.producer)
         if self.fair_scan is not None or self.state_machine.settings.is_fair:
             self.reconfigure()  # fairness may have been turned on or off since its index was loaded
@@ -971,6 +986,9 @@ class SharePartitionLeader:
                 self._mark_persisted(write.updates)
             except Exception as defect:  # noqa: BLE001 - as above
                 outcome = without_traceback(defect)
+        if (trace := self.trace) is not None:
+            report = trace.report_updates if outcome is None else trace.report_unknown
+            report(self.key.group, write.updates, self._dependencies.clock.wall_ms())
         if isinstance(outcome, MansioError):
             error = without_traceback(outcome)
             self._end_after_failed_write(error)

@@ -1,0 +1,86 @@
+"""Which times the trace log covers, for each broker process that has written to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.wire.internal_records.trace_records import BlockHeader, TraceRow
+
+GAPS_MAX: Final = 100
+"""Maximum number of gaps of a process that are kept; later ones extend the last one."""
+
+
+class TracedRow(NamedTuple):
+    """A row, and the process and the leader epoch in which it was made. `leader_epoch`: -1 for a committed position,
+    which the coordinator of the group reports."""
+
+    row: TraceRow
+    broker_id: int
+    incarnation: int
+    leader_epoch: int
+
+
+class Gap(NamedTuple):
+    """A time in which rows of a process are missing: `dropped` of them, -1 for an unknown number."""
+
+    begin_ms: int
+    end_ms: int
+    dropped: int
+
+
+class Coverage:
+    """The blocks of one process: the time that they cover, and the gaps in it."""
+
+    __slots__ = (
+        "_next_sequence",
+        "begin_ms",
+        "broker_id",
+        "end_ms",
+        "gaps",
+        "incarnation",
+        "is_closed",
+        "is_live",
+    )
+
+    def __init__(self, broker_id: int, incarnation: int) -> None:
+        self.broker_id = broker_id
+        self.incarnation = incarnation
+        self._next_sequence = -1
+        self.begin_ms = -1
+        """Begin of the first block that is known."""
+        self.end_ms = -1
+        """Time up to which everything is written."""
+        self.gaps: list[Gap] = []
+        self.is_closed = False
+        """Whether the process ended in an orderly way, so that nothing follows."""
+        self.is_live = False
+        """Whether the process runs, and has written everything up to now."""
+
+    def add(self, header: BlockHeader) -> None:
+        """Add the next block, or one that was written twice."""
+        if header.sequence < self._next_sequence:
+            return
+        if self._next_sequence < 0:
+            self.begin_ms = header.begin_ms
+        elif header.sequence > self._next_sequence:
+            self.add_gap(Gap(self.end_ms, header.begin_ms, -1))
+        if header.dropped:
+            self.add_gap(Gap(header.begin_ms, header.end_ms, header.dropped))
+        self._next_sequence = header.sequence + 1
+        self.end_ms = header.end_ms
+        self.is_closed = header.is_last
+
+    def add_gap(self, gap: Gap) -> None:
+        """Add a gap; beyond `GAPS_MAX`, extend the last one."""
+        if len(self.gaps) < GAPS_MAX:
+            self.gaps.append(gap)
+            return
+        last = self.gaps[-1]
+        self.gaps[-1] = Gap(last.begin_ms, gap.end_ms, -1)
+
+    def gaps_between(self, begin_ms: int, end_ms: int) -> Iterator[Gap]:
+        """Yield the gaps that touch a time."""
+        return (gap for gap in self.gaps if gap.begin_ms <= end_ms and gap.end_ms >= begin_ms)
