@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         ShareOffset,
     )
     from mansio.client.admin.tokens import TokenAdmin
+    from mansio.client.admin.traces import RecordTrace, TraceAdmin, TraceEvent
     from mansio.client.admin.transactions import (
         HangingTransaction,
         PartitionProducer,
@@ -181,6 +182,7 @@ __all__ = [
     "Receiver",
     "RecordId",
     "RecordMetadata",
+    "RecordTrace",
     "RedriveResult",
     "ResourceType",
     "Schedule",
@@ -196,6 +198,8 @@ __all__ = [
     "TokenProvider",
     "TopicDescription",
     "TopicPartition",
+    "TraceAdmin",
+    "TraceEvent",
     "Transaction",
     "TransactionAdmin",
     "TransactionDescription",
@@ -216,6 +220,7 @@ _ACL_TYPES = "mansio.state.authorization.acls"
 _ADMIN = "mansio.client.admin.admin"
 _CLUSTER = "mansio.client.admin.cluster"
 _DELAYS = "mansio.client.admin.delays"
+_TRACES = "mansio.client.admin.traces"
 _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
 _SCHEDULES = "mansio.client.admin.schedules"
@@ -303,6 +308,9 @@ _LAZY = {
     "StartAt": _TYPES,
     "TopicDescription": _ADMIN,
     "TopicPartition": _TYPES,
+    "RecordTrace": _TRACES,
+    "TraceAdmin": _TRACES,
+    "TraceEvent": _TRACES,
     "Transaction": "mansio.client.transactions.transaction",
     "HangingTransaction": _TRANSACTIONS,
     "PartitionProducer": _TRANSACTIONS,

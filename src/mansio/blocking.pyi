@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TraceAdmin, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -70,6 +70,8 @@ class Admin:
     """State of the cluster, and elections."""
     shares: ShareAdmin
     """Share groups."""
+    traces: TraceAdmin
+    """The history of records."""
     delays: DelayAdmin
     """Delayed records that are pending."""
     schedules: ScheduleAdmin

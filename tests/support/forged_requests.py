@@ -222,6 +222,15 @@ def _confirmations(_: Target, sender: RequestSender) -> Iterator[Forged]:
     return _in_all_versions(ApiKey.CONFIRM_HAND_OVER, {**sender._asdict(), **suspect})
 
 
+def _trace_reads(target: Target, sender: RequestSender) -> Iterator[Forged]:
+    """The rows about a record, and the last record that failed in a group."""
+    record = {"topic_id": target.topic_id, "partition_index": 0, "offset": 0, "accepted_offset": -1}
+    for facts in (False, True):
+        fields = {**sender._asdict(), **record, "needs_facts": facts}
+        yield from _in_all_versions(ApiKey.READ_TRACE, fields)
+        yield from _in_all_versions(ApiKey.READ_TRACE, {**fields, "failed_group": target.group})
+
+
 def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
     """A request that any client may send, and one that only brokers may, as a client's and as the broker's own."""
     metadata = messages.encode_request(ApiKey.METADATA, 9, 1, CLIENT_ID, {"topics": [{"name": target.topic}]})
@@ -263,6 +272,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.REGISTER_SHARE_GROUP: _leases(ApiKey.REGISTER_SHARE_GROUP),
     ApiKey.FORWARD_REQUEST: _forwarded,
     ApiKey.CONFIRM_HAND_OVER: _confirmations,
+    ApiKey.READ_TRACE: _trace_reads,
 }
 
 

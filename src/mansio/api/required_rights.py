@@ -343,7 +343,10 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ApiKey.CONFIRM_HAND_OVER: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.TRACE_RECORD: Row(
         _READS,
-        (_need(_READ_TOPIC, place=_WHOLE),),
+        (
+            _need(_READ_TOPIC, place=_WHOLE),
+            _need(_DESCRIBE_GROUP, place=_WHOLE, when="the last record that failed"),
+        ),
         note="Groups that the user may not DESCRIBE are in the timeline without their names and members.",
     ),
     ApiKey.READ_TRACE: Row(_READS, _BROKERS, brokers_only=True),
@@ -420,6 +423,8 @@ HTTP: Final[Mapping[tuple[str, str], tuple[ApiKey, ...]]] = {
         _A.DESCRIBE_PRODUCERS,
         _A.WRITE_TXN_MARKERS,
     ),
+    ("GET", "/topics/{topic}/partitions/{partition}/records/{offset}/trace"): (_A.TRACE_RECORD,),
+    ("GET", "/groups/{group}/last-failed/trace"): (_A.TRACE_RECORD,),
     ("GET", "/cluster"): (_A.DESCRIBE_CLUSTER,),
 }
 """By method and path of an operation of the HTTP API."""
@@ -456,6 +461,7 @@ GRPC: Final[Mapping[str, tuple[ApiKey, ...]]] = {
     "DescribeProducers": (_A.DESCRIBE_PRODUCERS,),
     "FindHangingTransactions": (_A.METADATA, _A.DESCRIBE_PRODUCERS, _A.LIST_TRANSACTIONS),
     "AbortTransaction": (_A.DESCRIBE_PRODUCERS, _A.WRITE_TXN_MARKERS),
+    "TraceRecord": (_A.TRACE_RECORD,),
 }
 """By method of the gRPC API."""
 

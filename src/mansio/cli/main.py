@@ -20,7 +20,7 @@ import mansio_demo
 from mansio.cli import pipeline
 from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, token, topic, txn, user
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
-from mansio.cli.records import consume, delayed, produce
+from mansio.cli.records import consume, delayed, produce, trace
 from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
 from mansio.version import __version__
@@ -46,6 +46,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("trace")(trace.trace)
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(delayed.app, name="delayed")

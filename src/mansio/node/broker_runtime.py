@@ -82,6 +82,7 @@ from mansio.broker.services.transactions.marker_service import TransactionMarker
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.broker.services.users import UserService
 from mansio.broker.topics.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
+from mansio.broker.trace.trace_peers import TracePeers
 from mansio.broker.trace.trace_reader import TraceReader
 from mansio.broker.trace.trace_writer import TraceWriter
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
@@ -725,9 +726,14 @@ class BrokerRuntime:
                     batch_thread=host_ports.batch_thread,
                 ),
                 node_id=settings.node_id,
-                broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
                 topics=self.topics,
-                peers=None if cluster_member is None else cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                peers=None
+                if cluster_member is None
+                else TracePeers(
+                    cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                    node_id=settings.node_id,
+                    broker_epoch=cluster_member.broker_epoch,
+                ),
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
                 authorization=authorization,

@@ -222,6 +222,7 @@ def grpc_request(method: str, receipt: str) -> Any:
         "ResetGroupOffsets": pb.ResetGroupOffsetsRequest(group=GROUP, topics=[TOPIC], earliest=True),
         "AlterGroup": pb.AlterGroupRequest(group=GROUP, set={"share.record.lock.duration.ms": "20000"}),
         "ListDelayed": pb.ListDelayedRequest(topic=TOPIC),
+        "TraceRecord": pb.TraceRecordRequest(topic=TOPIC),
         "ChangeDelayed": pb.ChangeDelayedRequest(topic=TOPIC, ids=[pb.DelayedId(id=1)], cancel=True),
         "CreateSchedule": pb.CreateScheduleRequest(topic=TOPIC, name="s", every_ms=3_600_000, value=b"v"),
         "ChangeSchedule": pb.ChangeScheduleRequest(topic=TOPIC, name="s", pause=True),

@@ -741,3 +741,65 @@ class AbortTransactionRequest(_message.Message):
     start_offset: int
     force: bool
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., start_offset: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class TraceRecordRequest(_message.Message):
+    __slots__ = ("topic", "partition", "offset", "last_failed_group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILED_GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    offset: int
+    last_failed_group: str
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., last_failed_group: _Optional[str] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("kind", "time_ms", "group", "attempt", "who", "detail", "wait_ms", "is_computed")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    time_ms: int
+    group: str
+    attempt: int
+    who: str
+    detail: str
+    wait_ms: int
+    is_computed: bool
+    def __init__(self, kind: _Optional[str] = ..., time_ms: _Optional[int] = ..., group: _Optional[str] = ..., attempt: _Optional[int] = ..., who: _Optional[str] = ..., detail: _Optional[str] = ..., wait_ms: _Optional[int] = ..., is_computed: _Optional[bool] = ...) -> None: ...
+
+class RecordTrace(_message.Message):
+    __slots__ = ("topic", "partition", "offset", "events", "certain", "uncertainties", "total_ms", "leader", "replicas", "in_sync", "is_stored", "timestamp_ms", "size_bytes")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CERTAIN_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAINTIES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    IS_STORED_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    offset: int
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    certain: bool
+    uncertainties: _containers.RepeatedScalarFieldContainer[str]
+    total_ms: int
+    leader: int
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    in_sync: _containers.RepeatedScalarFieldContainer[int]
+    is_stored: bool
+    timestamp_ms: int
+    size_bytes: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., certain: _Optional[bool] = ..., uncertainties: _Optional[_Iterable[str]] = ..., total_ms: _Optional[int] = ..., leader: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., is_stored: _Optional[bool] = ..., timestamp_ms: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...

@@ -429,6 +429,42 @@ class MansioService:
         )
         return pb.Producer(**asdict(found))
 
+    # History
+
+    async def TraceRecord(self, request: Any, context: Any) -> Any:  # noqa: N802
+        traces = self._client(context).admin.traces
+        if request.last_failed_group:
+            found = await traces.last_failed(request.last_failed_group)
+        else:
+            found = await traces.record(request.topic, request.partition, request.offset)
+        return pb.RecordTrace(
+            topic=found.topic,
+            partition=found.partition,
+            offset=found.offset,
+            events=[
+                pb.TraceEvent(
+                    kind=each.kind,
+                    time_ms=None if each.time is None else to_ms(each.time),
+                    group=each.group or "",
+                    attempt=each.attempt,
+                    who=each.who,
+                    detail=each.detail,
+                    wait_ms=each.wait_ms,
+                    is_computed=each.is_computed,
+                )
+                for each in found.events
+            ],
+            certain=found.certain,
+            uncertainties=found.uncertainties,
+            total_ms=found.total_ms,
+            leader=found.leader,
+            replicas=found.replicas,
+            in_sync=found.in_sync,
+            is_stored=found.is_stored,
+            timestamp_ms=None if found.timestamp is None else to_ms(found.timestamp),
+            size_bytes=found.size_bytes,
+        )
+
 
 def _optional(request: Any, name: str) -> Any:
     """Return an optional field of a message, None if it is not set."""

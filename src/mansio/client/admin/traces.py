@@ -39,7 +39,7 @@ class TraceEvent:
 class RecordTrace:
     """The timeline of a record.
 
-    `certain`: nothing can be missing; otherwise `uncertainties` says what may be. `total_ms`: from the publication to
+    `certain`: nothing can be missing; otherwise `uncertainties` states what may be. `total_ms`: from the publication to
     the last event with which a group was done with the record; None if no group is. `leader`, `replicas`, `in_sync`:
     node ids of the brokers that have its partition now. `is_stored`: the record is in the log. `timestamp`,
     `size_bytes` (key and value): None and 0 if it is not.

@@ -138,7 +138,7 @@ class Timeline:
         return not self.uncertainties
 
 
-class _Stretch:
+class _Leadership:
     """The time in which one process led the partition in one leader epoch."""
 
     __slots__ = ("begin_ms", "end_ms", "epoch", "has_ended", "is_new", "is_off", "process", "was_off")
@@ -310,58 +310,58 @@ def _gaps(
         return []
     begin_ms = published.time_ms
     processes = {(each.broker_id, each.incarnation): each for each in coverage}
-    stretches = _stretches(found)
+    leaderships = _leaderships(found)
     gaps: list[str] = []
-    first = next((n for n, each in reversed([*enumerate(stretches)]) if each.begin_ms <= begin_ms), None)
+    first = next((n for n, each in reversed([*enumerate(leaderships)]) if each.begin_ms <= begin_ms), None)
     if first is None:
-        known = "nothing" if not stretches else f"only what follows {_clock(stretches[0].begin_ms)}"
+        known = "nothing" if not leaderships else f"only what follows {_clock(leaderships[0].begin_ms)}"
         gaps.append(f"the trace has {known} of the broker that led the partition")
         first = 0
-    relevant = stretches[first:]
-    for number, stretch in enumerate(relevant):
-        process = processes.get(stretch.process)
+    relevant = leaderships[first:]
+    for number, leadership in enumerate(relevant):
+        process = processes.get(leadership.process)
         is_current = number == len(relevant) - 1
-        name = f"broker {stretch.process[0]}"
-        end_ms = stretch.end_ms if stretch.has_ended else now_ms
+        name = f"broker {leadership.process[0]}"
+        end_ms = leadership.end_ms if leadership.has_ended else now_ms
         if process is None:
-            gaps.append(f"the trace of {name} from {_clock(stretch.begin_ms)} on cannot be read")
+            gaps.append(f"the trace of {name} from {_clock(leadership.begin_ms)} on cannot be read")
             continue
-        for gap in process.gaps_between(max(stretch.begin_ms, begin_ms), end_ms):
+        for gap in process.gaps_between(max(leadership.begin_ms, begin_ms), end_ms):
             count = "blocks are missing" if gap.dropped < 0 else f"{gap.dropped} rows were dropped"
             gaps.append(f"{count} between {_clock(gap.begin_ms)} and {_clock(gap.end_ms)} ({name})")
-        if stretch.is_off:
+        if leadership.is_off:
             until = "" if is_current else f" until {_clock(relevant[number + 1].begin_ms)}"
-            gaps.append(f"the trace was off from {_clock(stretch.end_ms)}{until}")
-        elif not stretch.has_ended and not (is_current and process.is_live):
+            gaps.append(f"the trace was off from {_clock(leadership.end_ms)}{until}")
+        elif not leadership.has_ended and not (is_current and process.is_live):
             gaps.append(f"{name} stopped after {_clock(process.end_ms)} without its last rows")
-        elif is_current and stretch.has_ended:
-            gaps.append(f"no broker is known to lead the partition since {_clock(stretch.end_ms)}")
+        elif is_current and leadership.has_ended:
+            gaps.append(f"no broker is known to lead the partition since {_clock(leadership.end_ms)}")
         if not is_current:
             following = relevant[number + 1]
-            if following.epoch > stretch.epoch + 1:
+            if following.epoch > leadership.epoch + 1:
                 gaps.append(
-                    f"nothing is known of the leader epochs between {stretch.epoch} and {following.epoch}"
+                    f"nothing is known of the leader epochs between {leadership.epoch} and {following.epoch}"
                 )
     return gaps
 
 
-def _stretches(found: Sequence[TracedRow]) -> list[_Stretch]:
+def _leaderships(found: Sequence[TracedRow]) -> list[_Leadership]:
     """Return who led the partition, in the order of leader epochs."""
-    stretches: list[_Stretch] = []
+    leaderships: list[_Leadership] = []
     for each in found:
         row = each.row
         if row.kind == rows.LED:
-            stretches.append(_Stretch(each))
+            leaderships.append(_Leadership(each))
         elif row.kind == rows.ENDED:
-            for stretch in reversed(stretches):
+            for leadership in reversed(leaderships):
                 if (
-                    stretch.process == (each.broker_id, each.incarnation)
-                    and stretch.epoch == each.leader_epoch
+                    leadership.process == (each.broker_id, each.incarnation)
+                    and leadership.epoch == each.leader_epoch
                 ):
-                    stretch.end_ms, stretch.has_ended = row.time_ms, True
-                    stretch.is_off = row.cause == rows.TURNED_OFF
+                    leadership.end_ms, leadership.has_ended = row.time_ms, True
+                    leadership.is_off = row.cause == rows.TURNED_OFF
                     break
-    return stretches
+    return leaderships
 
 
 def _seconds(milliseconds: int) -> str:

@@ -127,6 +127,14 @@ class Call:
         return TopicPartition(self.topic, int(text))
 
     @property
+    def offset(self) -> int:
+        """The offset in the path. Raises `InvalidField`."""
+        text = self.path("offset")
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise InvalidField("offset", f"{text[:40]!r} is not an offset")
+        return int(text)
+
+    @property
     def caller(self) -> Caller:
         address = self.request.client
         headers = self.request.headers

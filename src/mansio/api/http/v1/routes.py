@@ -19,6 +19,7 @@ from mansio.api.http.v1 import (
     publish,
     reading,
     topics,
+    traces,
     transactions,
 )
 from mansio.api.required_rights import HTTP, check_rows
@@ -38,6 +39,7 @@ OPERATIONS: Final = (
     *groups.OPERATIONS,
     *delays.OPERATIONS,
     *transactions.OPERATIONS,
+    *traces.OPERATIONS,
     *cluster.OPERATIONS,
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.services.trace_service import failed_record_fields, local_trace_fields
+from mansio.broker.trace.trace_peers import failed_record_fields, local_trace_fields
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -41,7 +41,7 @@ async def read_trace(service: BrokerServices, request: Struct, context: RequestC
     if request.failed_group:
         failed = await service.traces.reader.last_failed(request.failed_group)
         return {"failed": None if failed is None else failed_record_fields(failed)}
-    found = await service.traces.read(
+    found = await service.traces.reader.read(
         request.topic_id,
         request.partition_index,
         request.offset,
