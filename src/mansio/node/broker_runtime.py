@@ -816,6 +816,7 @@ class BrokerRuntime:
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
             self.cluster_member.replication.on_leader_elected(self.service.fetch.complete_follower_fetches)
             self.cluster_member.replication.on_session_end(self.service.fetch.sessions.end_all_of)
+        await self.trace_writer.open()
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
         stack.push_async_callback(self.transactions.close)
@@ -839,7 +840,6 @@ class BrokerRuntime:
     def start_background_work(self) -> None:
         """Start retention, compaction, scrubbing, the check of disk space and that of delegation tokens."""
         self._disk_limit.start()
-        self.trace_writer.open()
         self.service.delegation_tokens.start()
         self.retention.start()
         self.log_cleaner.start()

@@ -51,6 +51,9 @@ RETRY_MS_MIN: Final = 200.0
 RETRY_MS_MAX: Final = 10_000.0
 LOGGED_FAILURE: Final = 5
 CLOSE_MS: Final = 2_000.0
+OPEN_MS: Final = 5_000.0
+"""Time that the start of the broker waits until it has written what it leads."""
+
 POSITIONS_MAX: Final = 10_000
 """Maximum number of committed positions in a second; of further ones none is reported."""
 
@@ -126,13 +129,14 @@ class TraceWriter:
         self.block_count = self.row_count = self.dropped_count = 0
         """Numbers of blocks and rows that were written, and of rows that were dropped."""
 
-    def open(self) -> None:
-        """Begin to write: the partitions of the topic can be appended to."""
+    async def open(self) -> None:
+        """Begin to write: the partitions of the topic can be appended to. If there is a trace, write which partitions this
+        broker leads by now: on a single node, the leader epoch does not tell a later process that there was this one."""
         self._is_open = True
-        if self.buffer.has_events:
+        if TRACE_TOPIC in self._topics.state.topics and self.buffer.row_count:
+            await self.flush(OPEN_MS)
+        elif self.buffer.has_events:
             self._begin_interval()
-        else:
-            self._on_control()
 
     def report_position(self, group: str, topic: str, partition: int, before: int, offset: int) -> None:
         """Report that a group has committed an offset. `before`: its committed offset before, -1 for none."""
@@ -169,7 +173,7 @@ class TraceWriter:
             self._timer.cancel()
             self._timer = None
         self._add_positions()
-        if not self.buffer.row_count and not is_last:
+        if not (self.buffer.row_count or self.buffer.dropped or is_last):
             return
         rows = self.buffer.seal()
         self.dropped_count += rows.dropped

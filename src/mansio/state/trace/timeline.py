@@ -326,9 +326,13 @@ def _gaps(
         if process is None:
             gaps.append(f"the trace of {name} from {_clock(leadership.begin_ms)} on cannot be read")
             continue
-        for gap in process.gaps_between(max(leadership.begin_ms, begin_ms), end_ms):
+        # Its first rows may be missing, too: those from the end of the leadership before it on.
+        since_ms = relevant[number - 1].end_ms if number else leadership.begin_ms
+        for gap in process.gaps_between(max(since_ms, begin_ms), end_ms):
             count = "blocks are missing" if gap.dropped < 0 else f"{gap.dropped} rows were dropped"
             gaps.append(f"{count} between {_clock(gap.begin_ms)} and {_clock(gap.end_ms)} ({name})")
+        if leadership.was_off and not (number and relevant[number - 1].is_off):
+            gaps.append(f"the trace was off until {_clock(leadership.begin_ms)}")
         if leadership.is_off:
             until = "" if is_current else f" until {_clock(relevant[number + 1].begin_ms)}"
             gaps.append(f"the trace was off from {_clock(leadership.end_ms)}{until}")

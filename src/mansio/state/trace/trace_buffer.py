@@ -336,7 +336,7 @@ def _ignore() -> None:
 class TraceBuffer:
     """The rows that all partitions of a broker have reported since they were last sealed."""
 
-    __slots__ = ("_dropped", "_on_event", "_on_full", "dirty", "has_events", "on_control", "row_count")
+    __slots__ = ("_on_event", "_on_full", "dirty", "dropped", "has_events", "on_control", "row_count")
 
     def __init__(self) -> None:
         self._on_event = self.on_control = self._on_full = _ignore
@@ -344,7 +344,8 @@ class TraceBuffer:
         """Partitions that have something to report."""
         self.has_events = False
         """Whether there is a row about records."""
-        self._dropped = 0
+        self.dropped = 0
+        """Number of rows that have found no place, or could not be written."""
         self.row_count = 0
 
     def listen(
@@ -387,17 +388,17 @@ class TraceBuffer:
         if self.row_count <= 2 * ROWS_MAX:
             return True
         self.row_count -= row_count
-        self._dropped += row_count
+        self.dropped += row_count
         return False
 
     def drop(self, row_count: int) -> None:
         """Count rows that were sealed and could not be written."""
-        self._dropped += row_count
+        self.dropped += row_count
 
     def seal(self) -> SealedRows:
         """Return what was reported since the last call."""
         dirty, self.dirty = self.dirty, []
-        sealed = SealedRows([(trace, trace.take()) for trace in dirty], self.row_count, self._dropped)
-        self.row_count = self._dropped = 0
+        sealed = SealedRows([(trace, trace.take()) for trace in dirty], self.row_count, self.dropped)
+        self.row_count = self.dropped = 0
         self.has_events = False
         return sealed
