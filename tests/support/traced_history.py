@@ -326,7 +326,7 @@ class History:
                     if entry.first <= offset < entry.end:
                         rows += [
                             TracedRow(row, *process, entry.leader_epoch)
-                            for row in block.rows(entry, offset, offset)
+                            for row in block.rows(entry, [offset])
                         ]
         live = (self.process.broker_id, self.process.incarnation)
         for one in coverage.values():

@@ -60,7 +60,7 @@ class _Group(NamedTuple):
     keys: bytes
     bounds: array[int]
 
-    def may_have(self, key: bytes, first: int, last: int) -> bool:
+    def may_have(self, key: bytes, offset: int) -> bool:
         low, high = 0, len(self.keys) // 20
         keys = self.keys
         while low < high:
@@ -71,7 +71,7 @@ class _Group(NamedTuple):
                 high = middle
         if keys[low * 20 : low * 20 + 20] != key:
             return False
-        return self.bounds[2 * low] <= last and first < self.bounds[2 * low + 1]
+        return self.bounds[2 * low] <= offset < self.bounds[2 * low + 1]
 
     def entries(self) -> Iterator[tuple[bytes, int, int]]:
         for number in range(len(self.keys) // 20):
@@ -164,9 +164,9 @@ class TraceIndex:
         self._size_bytes -= len(group.keys) // 20 * _ENTRY_BYTES
 
     async def find(
-        self, topic_id: bytes, partition: int, ranges: Sequence[tuple[int, int]]
+        self, topic_id: bytes, partition: int, offsets: Sequence[int]
     ) -> tuple[list[TracedRow], bool]:
-        """Return the rows about offsets in `ranges` (first, last), and those about the partition, in the order in which
+        """Return the rows about some offsets, and those about the partition, in the order in which
         they were written; and whether they are all: at most `ROWS_MAX` are returned, the oldest ones.
 
         Raises the errors of `Partition.read`."""
@@ -176,10 +176,10 @@ class TraceIndex:
         wanted = [
             (group.first, group.end)
             for group in self._groups
-            if any(group.may_have(key, *each) for each in ranges)
+            if any(group.may_have(key, each) for each in offsets)
         ]
         bounds = self._open.get(key)
-        if bounds is not None and any(bounds[0] <= last and first < bounds[1] for first, last in ranges):
+        if bounds is not None and any(bounds[0] <= each < bounds[1] for each in offsets):
             wanted.append((self._open_first, self._next_offset))
         seen: set[tuple[int, int, int]] = set()
         for first, end in wanted:
@@ -194,12 +194,10 @@ class TraceIndex:
                         continue  # written again after an unknown outcome
                     seen.add(number)
                     for entry in block.entries_of(topic_id, partition):
-                        for low, high in ranges:
-                            if entry.first > high or entry.end <= low:
-                                continue
+                        if any(entry.first <= each < entry.end for each in offsets):
                             found += [
                                 TracedRow(row, header.broker_id, header.incarnation, entry.leader_epoch)
-                                for row in block.rows(entry, low, high)
+                                for row in block.rows(entry, offsets)
                             ]
                     if len(found) > ROWS_MAX:
                         return found[:ROWS_MAX], False

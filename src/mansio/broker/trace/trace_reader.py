@@ -77,7 +77,7 @@ class TraceReader:
     ) -> None:
         self._topics = topics
         self._partitions = partitions
-        self._writer = writer
+        self.writer = writer
         self._scheduler = scheduler
         self._batch_thread = batch_thread
         self._indexes: dict[Partition, TraceIndex] = {}
@@ -90,17 +90,17 @@ class TraceReader:
         if facts is not None:
             accepted_offset = facts.accepted_offset
         missing: list[str] = []
-        writer = self._writer
+        writer = self.writer
         if not await writer.flush(FLUSH_MS):
             missing.append(f"broker {writer.node_id} has not written its last rows yet")
         written_ms = writer.written_ms
         rows: list[TracedRow] = []
         coverage: list[Coverage] = []
-        ranges = [(each, each) for each in sorted({offset, accepted_offset}) if each >= 0]
+        offsets = [each for each in sorted({offset, accepted_offset}) if each >= 0]
         for partition in self._led_partitions():
             try:
                 trace_index = await self._index_of(partition)
-                found, is_complete = await trace_index.find(topic_id.bytes, index, ranges)
+                found, is_complete = await trace_index.find(topic_id.bytes, index, offsets)
             except MansioError as error:
                 missing.append(f"{partition.name} cannot be read: {error.message}")
                 continue
@@ -113,7 +113,7 @@ class TraceReader:
     async def last_failed(self, group: str) -> FailedRecord | None:
         """Return the record that a share group has rejected, or used up the attempts of, last, as far as the last
         blocks of the partitions of the trace tell that this broker leads. Raises the errors of `Partition.read`."""
-        await self._writer.flush(FLUSH_MS)
+        await self.writer.flush(FLUSH_MS)
         found: list[FailedRecord] = []
         for partition in self._led_partitions():
             trace_index = await self._index_of(partition)

@@ -331,7 +331,11 @@ def _gaps(
         for gap in process.gaps_between(max(since_ms, begin_ms), end_ms):
             count = "blocks are missing" if gap.dropped < 0 else f"{gap.dropped} rows were dropped"
             gaps.append(f"{count} between {_clock(gap.begin_ms)} and {_clock(gap.end_ms)} ({name})")
-        if leadership.was_off and not (number and relevant[number - 1].is_off):
+        if (
+            leadership.was_off
+            and leadership.begin_ms > begin_ms
+            and not (number and relevant[number - 1].is_off)
+        ):
             gaps.append(f"the trace was off until {_clock(leadership.begin_ms)}")
         if leadership.is_off:
             until = "" if is_current else f" until {_clock(relevant[number + 1].begin_ms)}"

@@ -12,7 +12,7 @@ missing block. `end_ms` of a block is the time up to which everything is in it o
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, error
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptMessage
@@ -249,15 +249,19 @@ class TraceBlock:
                 return
             yield self._entry(number)
 
-    def rows(self, entry: IndexEntry, first: int = 0, last: int | None = None) -> Iterator[TraceRow]:
-        """Yield the rows of an entry that concern an offset from `first` to `last`, and those about the partition.
+    def rows(self, entry: IndexEntry, offsets: Sequence[int] | None = None) -> Iterator[TraceRow]:
+        """Yield the rows of an entry, or only those that concern one of these offsets, and those about the partition.
 
         Raises `CorruptMessage`."""
         begin = self._rows_position + entry.row * ROW.size
         part = self._data[begin : begin + entry.row_count * ROW.size]
         base_ms = self.header.begin_ms
         for kind, cause, attempt, group, who, delta_ms, offset, size, extra in ROW.iter_unpack(part):
-            if kind not in CONTROL_KINDS and (offset + size <= first or (last is not None and offset > last)):
+            if (
+                offsets is not None
+                and kind not in CONTROL_KINDS
+                and not any(offset <= each < offset + size for each in offsets)
+            ):
                 continue
             yield TraceRow(
                 kind,
@@ -288,11 +292,14 @@ class TraceBlock:
 
     def _decode_names(self) -> list[str]:
         position, data, names = self._names_position, self._data, []
-        for _ in range(self.header.names):
-            (length,) = _NAME_LENGTH.unpack_from(data, position)
-            position += _NAME_LENGTH.size
-            names.append(str(data[position : position + length], "utf-8", "replace"))
-            position += length
+        try:
+            for _ in range(self.header.names):
+                (length,) = _NAME_LENGTH.unpack_from(data, position)
+                position += _NAME_LENGTH.size
+                names.append(str(data[position : position + length], "utf-8", "replace"))
+                position += length
+        except error as damage:
+            raise CorruptMessage("a trace block is shorter than its header says") from damage
         if position > len(data):
             raise CorruptMessage("a trace block is shorter than its header says")
         return names
