@@ -97,6 +97,7 @@ class Program:
         await self.receive()
         await self.change_quotas_and_settings()
         await self.change_pending_records()
+        await self.trace_records()
         await self.manage_schedules()
         await self.look_at_transactions()
         await self.transact()
@@ -381,6 +382,19 @@ class Program:
         await done(delays.deliver_now(topic, ids[2:]))
         counts: dict[int, mansio.PendingCounts] = await done(delays.counts(topic))
         assert counts[0].count == 1
+        await done(admin.delete_topic(topic))
+
+    async def trace_records(self) -> None:
+        admin, topic = self.client.admin, f"{self.topic}-traced"
+        await done(admin.create_topic(topic, partitions=1))
+        stored = await done(self.client.publish(topic, b"v"))
+        traces = admin.traces
+        assert isinstance(traces, mansio.TraceAdmin | mansio.blocking.TraceAdmin)
+        found: mansio.RecordTrace = await done(traces.record(topic, stored.partition, stored.offset))
+        event: mansio.TraceEvent = found.events[0]
+        assert event.kind == "published"
+        with pytest.raises(errors.ResourceNotFound):
+            await done(traces.last_failed("nobody"))
         await done(admin.delete_topic(topic))
 
     async def manage_schedules(self) -> None:

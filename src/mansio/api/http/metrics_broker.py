@@ -451,6 +451,15 @@ def _deduplication(broker: RunningBroker) -> Iterator[Measurement]:
     )
 
 
+def _traces(broker: RunningBroker) -> Iterator[Measurement]:
+    writer = broker.services.traces.reader.writer
+    meaning = "Blocks of the trace of records that this broker has written: about one a second while something happens."
+    yield _counter("trace_blocks", meaning, writer.block_count)
+    yield _counter("trace_rows", "Rows in these blocks.", writer.row_count)
+    meaning = "Rows that were not written, because the trace could not be written in time. Timelines tell their time."
+    yield _counter("trace_dropped_rows", meaning, writer.dropped_count)
+
+
 def deduplication_warnings(broker: RunningBroker) -> Iterator[Problem]:
     """Return a warning for each partition with so many deduplication ids that the broker will soon refuse others."""
     partitions = broker.services.partitions
@@ -497,6 +506,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _verification,
     _quotas,
     _log_lines,
+    _traces,
     _delays,
     _deduplication,
     metrics_transactions.measurements,

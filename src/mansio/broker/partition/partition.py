@@ -231,6 +231,7 @@ class Partition:
         "index",
         "internal",
         "is_leader",
+        "last_append_ms",
         "log",
         "pipeline",
         "producers",
@@ -314,6 +315,8 @@ class Partition:
         self.trace: PartitionTrace | None = None
         """The trace of the records while this broker leads the partition, unless the topic has none."""
         self._set_role(replica)
+        self.last_append_ms = 0
+        """Time of the last append of a client, ms since the Unix epoch."""
         self._renew_trace()
         log.listen(
             LogListener(
@@ -529,7 +532,7 @@ class Partition:
             if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL_BITS:
                 check_client_batch(self.name, rules, header, transactional=transactional)
             if by_client:
-                now_ms = self.clock.wall_ms()
+                now_ms = self.last_append_ms = self.clock.wall_ms()
                 if (
                     header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
@@ -561,7 +564,7 @@ class Partition:
         append_time_ms = -1
         front = None
         if not by_client:
-            append_time_ms = self.clock.wall_ms()
+            append_time_ms = self.last_append_ms = self.clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
         try:
             base_offset = self.log.append(

@@ -220,7 +220,7 @@ class ProduceService:
                 trace.run_end = appended.end_offset
             else:
                 trace.begin_run(
-                    publisher, appended.base_offset, appended.end_offset, partition.clock.wall_ms()
+                    publisher, appended.base_offset, appended.end_offset, partition.last_append_ms
                 )
         return partition, appended
 

@@ -130,8 +130,9 @@ class TraceWriter:
         """Numbers of blocks and rows that were written, and of rows that were dropped."""
 
     async def open(self) -> None:
-        """Begin to write: the partitions of the topic can be appended to. If there is a trace, write which partitions this
-        broker leads by now: on a single node, the leader epoch does not tell a later process that there was this one."""
+        """Begin to write: the partitions of the topic can be appended to. If there is a trace, write which partitions
+        this broker leads by now: on a single node, the leader epoch does not tell a later process that there was this
+        one."""
         self._is_open = True
         if TRACE_TOPIC in self._topics.state.topics and self.buffer.row_count:
             await self.flush(OPEN_MS)

@@ -307,14 +307,6 @@ class SharePartitionLeader:
         """The trace of the partition in the epoch of this object, which may have ended."""
 
     @property
-    def trace(self) -> PartitionTrace | None:
-        """The trace of the partition, to which changes of this epoch are reported; None if there is none."""
-        trace = self.partition.trace
-        if trace is not None and trace.leader_epoch == self.leader_epoch:
-            self._trace = trace
-        return self._trace
-
-    @property
     def state_machine(self) -> SharePartition:
         """The state machine. The state must be loaded."""
         assert self._state_machine is not None, "the state is not loaded"
@@ -439,7 +431,8 @@ class SharePartitionLeader:
             ready.reconfigure(dependencies.settings(self.key.group, partition), self.now_ms())
             self._state_machine = ready
         self.known_state = None
-        if (trace := self.trace) is not None:
+        self._find_trace()
+        if (trace := self._trace) is not None:
             loaded = self.state_machine.snapshot(now_ms).changes
             trace.report_loaded(self.key.group, loaded, dependencies.clock.wall_ms())
         dependencies.dead_letters.on_loaded(self, state.producer)
@@ -986,7 +979,9 @@ class SharePartitionLeader:
                 self._mark_persisted(write.updates)
             except Exception as defect:  # noqa: BLE001 - as above
                 outcome = without_traceback(defect)
-        if (trace := self.trace) is not None:
+        if self.partition.trace is not self._trace:
+            self._find_trace()
+        if (trace := self._trace) is not None:
             report = trace.report_updates if outcome is None else trace.report_unknown
             report(self.key.group, write.updates, self._dependencies.clock.wall_ms())
         if isinstance(outcome, MansioError):
@@ -1018,6 +1013,12 @@ class SharePartitionLeader:
         now_ms = self.now_ms()
         if self.end_error is None and not self.state_machine.counts(now_ms).withheld:
             self.known_state = self.state_machine.snapshot(now_ms)
+
+    def _find_trace(self) -> None:
+        """Use the trace of the partition, if it is one of this leader epoch."""
+        trace = self.partition.trace
+        if trace is not None and trace.leader_epoch == self.leader_epoch:
+            self._trace = trace
 
     def _mark_persisted(self, updates: Sequence[Update]) -> None:
         state_machine = self.state_machine
