@@ -32,6 +32,7 @@ from mansio_demo.rebalance_demo import RebalanceRun, join_and_watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
 
     from rich.console import Console
 
@@ -69,6 +70,8 @@ class DemoState:
     is_fixed: bool = False
     audited: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    traced_events: int = 0
+    """Number of events in the history that is shown."""
 
     def check(self, holds: bool, otherwise: str) -> None:
         """Record an error, which is printed at the end."""
@@ -110,6 +113,7 @@ async def run_demo(*, is_secure: bool = False) -> list[Proof]:
                 await _flights_of_a_day(console, state, process.kafka, client)
                 rebalance = await join_and_watch(process.kafka)
                 _show(console, state, rebalance)
+                await _show_history(console, state, client)
         except TimeoutError:
             state.check(False, f"it did not finish in {RUN_S_MAX:.0f} s")
         except ExceptionGroup as failures:
@@ -128,6 +132,9 @@ async def run_demo(*, is_secure: bool = False) -> list[Proof]:
         Proof("no head-of-line blocking", "records behind a failing one", "all handled", holds),
         Proof("dead letters, each once", "headers, position, reason", f"{poison} dead letters", holds),
         Proof("redrive to one group only", "repeated with the same id", f"{poison} offered, then 0", holds),
+        Proof(
+            "history of each record", "of one that failed", f"{state.traced_events} events, certain", holds
+        ),
         Proof(
             "rebalance without a pause",
             "a consumer joins (KIP-848)",
@@ -281,6 +288,29 @@ async def _redrive_all(client: Client) -> tuple[int, int]:
 async def _until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110 - it changes in callbacks of several clients
         await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _show_history(console: Console, state: DemoState, client: Client) -> None:
+    """Print what happened to one of the failing records, as the brokers have written it down."""
+    _, headers = (await _dead_letters(client))[0]
+    found = await client.admin.traces.record(TOPIC, headers.partition, headers.offset)
+    console.print()
+    print_line(console, "trace", f"mansio trace {TOPIC}/{headers.partition}/{headers.offset}")
+    begin: datetime | None = None
+    for event in found.events:
+        if event.is_computed or event.time is None or event.group not in (None, GROUP):
+            continue
+        begin = begin or event.time
+        attempt = f"attempt {event.attempt}" if event.attempt else ""
+        after_s = (event.time - begin).total_seconds()
+        print_line(console, "", f"{after_s:7.2f} s  {event.kind:<17} {attempt:<10} {event.detail}".rstrip())
+        state.traced_events += 1
+    print_line(
+        console, "", "certain: nothing is missing" if found.certain else "; ".join(found.uncertainties)
+    )
+    deliveries = sum(event.kind == "delivered" and event.group == GROUP for event in found.events)
+    state.check(found.certain, f"the history of a record is uncertain: {found.uncertainties}")
+    state.check(deliveries == TRIES + 1, f"its history has {deliveries} deliveries instead of {TRIES + 1}")
 
 
 def _show(console: Console, state: DemoState, rebalance: RebalanceRun) -> None:
