@@ -114,10 +114,11 @@ PARTLY = {
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
+    "T1": "by offset, or as the last record that failed in a group; not by key or id yet",
     "T5": "metrics and probes; no trace context yet",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, user, acl, "
-    "token, pipeline, config, context, data, doctor, demo",
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, trace, group, dlq, delayed, schedule, quota, user, "
+    "acl, token, pipeline, config, context, data, doctor, demo",
     "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
 """Rows of which only a part holds today, and which part."""

@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TraceAdmin, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -26,6 +26,7 @@ __all__ = [
     "ScheduleAdmin",
     "ShareAdmin",
     "TokenAdmin",
+    "TraceAdmin",
     "Transaction",
     "TransactionAdmin",
     "UserAdmin",
@@ -800,6 +801,20 @@ class TokenAdmin:
         """Tokens that this client may see, in the order of their creation: its own, those that it may renew, and those
         for which it has a right. `owner`: only those that this user may renew. Raises
         `DelegationTokenAuthDisabled`, `DelegationTokenRequestNotAllowed`."""
+        ...
+
+class TraceAdmin:
+    """The history of the records of one cluster; available as `client.admin.traces`."""
+    def record(self, topic: str, partition: int, offset: int) -> RecordTrace:
+        """What has happened to the record at an offset. It needs READ for the topic; groups that the user may not
+        DESCRIBE are in the timeline without their names and members.
+
+        Raises `UnknownTopicOrPartition`, `TopicAuthorizationFailed`."""
+        ...
+
+    def last_failed(self, group: str) -> RecordTrace:
+        """What has happened to the record that a share group has rejected, or used up the attempts of, last. It needs
+        DESCRIBE for the group, too. Raises `ResourceNotFound` if the trace has no such record, and as `record`."""
         ...
 
 class Transaction:

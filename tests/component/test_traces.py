@@ -168,7 +168,7 @@ def test_a_broker_appends_one_block_a_second_whatever_the_number_of_partitions(b
 
 
 @pytest.mark.row("T1")
-def test_times_without_a_trace_and_restarts_are_told_apart(broker: TestBroker) -> None:
+def test_times_without_a_trace_and_orderly_restarts_are_distinguished(broker: TestBroker) -> None:
     client = broker.client()
     client.publish("orders", b"a")
     broker.restart()
@@ -186,7 +186,7 @@ def test_times_without_a_trace_and_restarts_are_told_apart(broker: TestBroker) -
 
 
 @pytest.mark.row("T1")
-def test_a_killed_broker_makes_timelines_uncertain_and_says_when(tmp_path: Path) -> None:
+def test_a_killed_broker_makes_timelines_uncertain_from_then_on(tmp_path: Path) -> None:
     with served(tmp_path / "data", http=False) as broker:
         with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.create_topic("orders", partitions=1)

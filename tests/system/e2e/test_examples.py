@@ -262,6 +262,21 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
 
 
 @pytest.mark.full
+@pytest.mark.row("T1")
+def test_the_examples_about_history_work_in_their_order(bench: Bench) -> None:
+    found = examples("docs/how-to/history.md")
+    assert list(found) == ["python", "shell"]
+    run_in_order(
+        bench,
+        found,
+        {
+            "python": "delivered 1\nreleased 1\ndelivered 2\nrejected 2\n",
+            "shell": "certain: nothing is missing",
+        },
+    )
+
+
+@pytest.mark.full
 def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     required_tool("curl")
     expected = {

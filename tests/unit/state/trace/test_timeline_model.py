@@ -14,7 +14,7 @@ from support.traced_history import Done, History
 NOT_DONE = frozenset({"replicated", "kept", "state-loaded"})
 """Events that nobody has done."""
 
-HISTORIES = {"test": 40, "full": 400, "nightly": 5_000}
+HISTORIES = {"test": 40, "full": 1_000, "nightly": 20_000}
 
 
 def events_of(history: History) -> dict[int, tuple[list[Done], bool, tuple[str, ...]]]:
@@ -40,7 +40,6 @@ def is_part_of(found: list[Done], truth: list[Done]) -> bool:
     )
 
 
-@pytest.mark.row("T1")
 @pytest.mark.parametrize("disturbances", [False, True], ids=["calm", "with kills and lost blocks"])
 def test_a_timeline_has_what_was_done_or_is_uncertain(disturbances: bool) -> None:
     counts = Counter[str]()
