@@ -26,7 +26,7 @@ from mansio.config.share_group_config import (
     SHARE_FAIR,
     SHARE_ORDER,
 )
-from mansio.config.topic_names import AUDIT_TOPIC, TRACE_TOPIC
+from mansio.config.topic_names import AUDIT_TOPIC
 from mansio.errors import FeatureNotFinalized, InvalidUpdateVersion
 from mansio.metadata.metadata_store import KEY_ROOT, SCHEMA_VERSION_MAX, Put
 from mansio.wire.features import FIRST_LEVEL, FIXED_FEATURES, UPGRADE, VERSION_FEATURE
@@ -164,8 +164,6 @@ def newer_setting(operation: Put | Delete) -> str | None:
         return "transactions"
     if operation.key.endswith(f"/topics/{AUDIT_TOPIC}"):  # no internal topic for version 0.1
         return "audit"
-    if operation.key.endswith(f"/topics/{TRACE_TOPIC}"):
-        return "trace of records"
     return newer_topic_setting(configs)
 
 

@@ -286,6 +286,7 @@ class Broker:
             logger.warning(NO_ADMINISTRATOR, extra=fields(reason=NO_ADMINISTRATOR_DETAIL))
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
+        stack.push_async_callback(runtime.end_trace)  # in a cluster, as long as there is a session
         stack.push_async_callback(runtime.service.audit.close)  # after the last request
         await self._listen(runtime, loop, stack)
         if self._schema_preload:

@@ -795,7 +795,6 @@ class BrokerRuntime:
         self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
         stack.callback(self.state.stop)
         stack.push_async_callback(close_scheduler)
-        stack.push_async_callback(self.trace_writer.close)
         stack.push_async_callback(self.log_cleaner.stop)
         stack.push_async_callback(self.log_scrubber.stop)
         if self.cluster_member is None:
@@ -848,6 +847,12 @@ class BrokerRuntime:
         for key in self.share_state.store.archiving_share_partitions():
             with contextlib.suppress(MansioError):
                 self.shares.find_one(key)
+
+    async def end_trace(self) -> None:
+        """Stop what changes the state of records by itself, and write the rest of the trace."""
+        self.shares.close()
+        self.dead_letters.close()
+        await self.trace_writer.close()
 
     async def _remove_orphaned_directories(self) -> None:
         try:

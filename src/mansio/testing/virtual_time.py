@@ -253,6 +253,7 @@ class VirtualTime:
             scheduler.fire_due()
             await scheduler.wait_until_idle(quick=True)
         self._move_to(end_ms, include_sessions=include_sessions)
+        scheduler.fire_due()  # and set the event loop's timer again, for which less time is left now
         await scheduler.wait_until_idle()
 
     def _move_to(self, monotonic_ms: float, *, include_sessions: bool) -> None:

@@ -98,6 +98,7 @@ class SharePartitionBench:
             is_leadership_uncertain=False,
             internal=False,
             priorities=None,
+            trace=None,
         )
         self.partition.start_offset, self.partition.end_offset, self.partition.high_watermark = 0, 100, 100
         self.partition.ensure_high_watermark_known = lambda: None

@@ -105,6 +105,8 @@ ANY_UPDATES = st.builds(
     st.none() | PRODUCERS,
     st.lists(st.builds(DeadRange, INT64, INT64, INT16, INT16), max_size=2).map(tuple),
     st.none() | st.lists(ISOLATIONS, min_size=1, max_size=2).map(tuple),
+    st.just(0),
+    st.none(),
 )
 
 # Small ones, that meet each other.
@@ -147,6 +149,8 @@ SMALL_UPDATES = st.builds(
     st.none() | st.just(Producer(7, 0, ())),
     st.sampled_from(((), (), (DeadRange(3, 4, 3, 0),), (DeadRange(7, 7, 1, 0), DeadRange(9, 9, 1, 0)))),
     st.none() | st.just((Isolation(16, 3, 9, "", b"k"),)),
+    st.just(0),
+    st.none(),
 )
 
 

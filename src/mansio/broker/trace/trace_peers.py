@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from mansio.broker.trace.trace_index import FailedRecord
 from mansio.broker.trace.trace_reader import LocalTrace
@@ -17,6 +16,7 @@ from mansio.wire.internal_records.trace_records import TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from uuid import UUID
 
     from mansio.ports import Peers
     from mansio.wire.codec.messages import Struct
@@ -48,7 +48,7 @@ class TracePeers:
     ) -> LocalTrace:
         """Return what a broker knows of a record: see `TraceReader.read`, of which this raises the errors, too."""
         fields = {
-            "topic_id": topic_id,
+            "topic_id": topic_id.bytes,
             "partition_index": index,
             "offset": offset,
             "accepted_offset": accepted_offset,
@@ -62,7 +62,7 @@ class TracePeers:
         failed = response.failed
         if failed is None:
             return None
-        return FailedRecord(failed.topic_id.bytes, failed.partition_index, failed.offset, failed.time_ms)
+        return FailedRecord(failed.topic_id, failed.partition_index, failed.offset, failed.time_ms)
 
     async def _send(self, node_id: int, fields: Mapping[str, Any]) -> Struct:
         sender = {"node_id": self._node_id, "broker_epoch": self._broker_epoch()}
@@ -109,7 +109,7 @@ def local_trace_fields(found: LocalTrace) -> dict[str, Any]:
 def failed_record_fields(failed: FailedRecord) -> dict[str, Any]:
     """Return the fields of a failed record in the response to ReadTrace."""
     return {
-        "topic_id": UUID(bytes=failed.topic_id),
+        "topic_id": failed.topic_id,
         "partition_index": failed.partition,
         "offset": failed.offset,
         "time_ms": failed.time_ms,

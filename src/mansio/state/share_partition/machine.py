@@ -721,20 +721,28 @@ class SharePartition:
         delayed = [batch for batch in due if batch.state == AVAILABLE]
         for batch in delayed:
             in_flight.end_delay(batch)
+        withheld: list[InFlightBatch] = []
         for batch in due:
             if batch.state == WITHHELD:
                 in_flight.change_state(batch, AVAILABLE, step.token)
-                changed.append(batch)
+                withheld.append(batch)
             elif batch.state != AVAILABLE:
                 self._retry_or_dead_letter(batch, -1, batch.holder, step)
                 changed.append(batch)
         in_flight.merge(delayed)
-        if not changed and not self.is_lease_bound_due:
+        if not changed and not withheld and not self.is_lease_bound_due:
             in_flight.complete_update(step.token)
             return None
-        changed.sort(key=lambda batch: batch.first)
+        traced = tuple(state_batches(changed)) if withheld else None  # no lease has ended of those withheld
+        changed += withheld
+        changed.sort(key=attrgetter("first"))
         return self._update(
-            step.token, changed, durable=_must_be_durable(changed), lease_bound=True, cause=BY_DEADLINE
+            step.token,
+            changed,
+            durable=_must_be_durable(changed),
+            lease_bound=True,
+            cause=BY_DEADLINE,
+            traced=traced,
         )
 
     def next_deadline_ms(self) -> float:

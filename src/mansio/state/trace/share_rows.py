@@ -51,8 +51,6 @@ def kind_of(change: StateBatch, cause: int) -> tuple[int, int]:
         # An acquisition passes records that are not for the group: of aborted transactions, or of its other queues.
         return (NO_ROW if cause == BY_ACQUISITION else rows.ACKNOWLEDGED), 0
     if state == AVAILABLE:
-        if cause == BY_DEADLINE and not change.deliveries:
-            return NO_ROW, 0  # it was withheld after a loss of state, and never delivered
         return _ENDED.get(cause, (NO_ROW, 0))
     if state == ARCHIVING:
         reservation = change.reservation

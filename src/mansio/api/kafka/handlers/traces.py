@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from mansio.broker.trace.trace_peers import failed_record_fields, local_trace_fields
 
@@ -42,7 +43,7 @@ async def read_trace(service: BrokerServices, request: Struct, context: RequestC
         failed = await service.traces.reader.last_failed(request.failed_group)
         return {"failed": None if failed is None else failed_record_fields(failed)}
     found = await service.traces.reader.read(
-        request.topic_id,
+        UUID(bytes=request.topic_id or bytes(16)),
         request.partition_index,
         request.offset,
         accepted_offset=request.accepted_offset,

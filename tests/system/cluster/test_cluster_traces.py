@@ -1,0 +1,84 @@
+"""The history of records in a cluster: each broker answers, and only a kill leaves a gap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio import blocking
+from support.cluster import cluster
+from support.machine import scaled
+from support.waiting import wait_until
+from system.cluster.load import create_topic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import mansio
+    from support.cluster import Cluster
+
+TOPIC, GROUP = "orders", "billing"
+PARTITIONS = 3
+DONE = ["published", "delivered", "acknowledged"]
+
+
+def traced(one: Cluster, node_id: int, partition: int, offset: int) -> mansio.RecordTrace:
+    """What one broker answers."""
+    with blocking.connect(one.brokers[node_id].bootstrap_servers) as client:
+        return client.admin.traces.record(TOPIC, partition, offset)
+
+
+def publish_and_accept(one: Cluster) -> list[int]:
+    """One record in each partition, which a share group accepts; their offsets."""
+    with blocking.connect(one.bootstrap_servers) as client:
+        client.admin.alter_group_config(GROUP, {"share.auto.offset.reset": "earliest"})
+        offsets = [client.publish(TOPIC, b"v", partition=index).offset for index in range(PARTITIONS)]
+        left = set(enumerate(offsets))
+        with client.receive(TOPIC, group=GROUP) as receiver:
+            while left:
+                for message in receiver.poll(timeout_ms=scaled(30) * 1000):
+                    message.ack()
+                    left.discard((message.partition, message.offset))
+    return offsets
+
+
+def done(found: mansio.RecordTrace) -> list[str]:
+    return [each.kind for each in found.events if not each.is_computed and each.kind != "state-loaded"]
+
+
+@pytest.mark.full
+@pytest.mark.row("T1", "C5")
+@pytest.mark.timeout(300)
+def test_each_broker_tells_the_whole_history_and_names_what_a_kill_has_taken(tmp_path: Path) -> None:
+    with cluster(tmp_path) as one:
+        create_topic(one, TOPIC, PARTITIONS)
+        before = publish_and_accept(one)
+        for partition, offset in enumerate(before):
+            for node_id in one.brokers:
+                found = traced(one, node_id, partition, offset)
+                assert done(found) == DONE
+                assert found.certain, found.uncertainties
+
+        stopped = one.leader(TOPIC)
+        one.brokers[stopped].stop()
+        one.wait_led_by_others([TOPIC], stopped, 60)
+        other = one.leader(TOPIC)
+        found = traced(one, other, 0, before[0])
+        assert done(found) == DONE
+        assert found.certain, f"broker {stopped} was stopped in an orderly way: {found.uncertainties}"
+        one.start(stopped)
+        one.wait_in_sync(TOPIC)
+
+        killed = one.leader(TOPIC)
+        one.kill(killed)
+        one.wait_led_by_others([TOPIC], killed, 60)
+        wait_until(lambda: traced(one, stopped, 0, before[0]).leader == one.leader(TOPIC), scaled(30))
+        found = traced(one, stopped, 0, before[0])
+        assert done(found) == DONE
+        assert any(f"broker {killed} stopped after" in each for each in found.uncertainties), found
+        after = publish_and_accept(one)
+        found = traced(one, stopped, 0, after[0])
+        assert done(found) == DONE
+        assert found.certain, found.uncertainties
+        one.check_logs()
