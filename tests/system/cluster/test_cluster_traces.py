@@ -32,7 +32,8 @@ def traced(one: Cluster, node_id: int, partition: int, offset: int) -> mansio.Re
 def publish_and_accept(one: Cluster) -> list[int]:
     """One record in each partition, which a share group accepts; their offsets."""
     with blocking.connect(one.bootstrap_servers) as client:
-        client.admin.alter_group_config(GROUP, {"share.auto.offset.reset": "earliest"})
+        settings = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "15000"}
+        client.admin.alter_group_config(GROUP, settings)
         offsets = [client.publish(TOPIC, b"v", partition=index).offset for index in range(PARTITIONS)]
         left = set(enumerate(offsets))
         with client.receive(TOPIC, group=GROUP) as receiver:

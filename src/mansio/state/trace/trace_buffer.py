@@ -56,13 +56,6 @@ class Publisher(Protocol):
         """The client id and the address, and the user of an authenticated client."""
 
 
-class _Run(NamedTuple):
-    publisher: Publisher | None
-    first: int
-    end: int
-    time_ms: int
-
-
 class _Changes(NamedTuple):
     group: str
     updates: Sequence[Update]
@@ -79,6 +72,11 @@ class _Row(NamedTuple):
     first: int
     size: int
     extra: int
+
+
+if TYPE_CHECKING:
+    _Event = tuple[Publisher | None, int, int, int] | _Changes | _Row
+    """A run of batches of one publisher, as the publisher, first offset, end offset and time; or something else."""
 
 
 class PartitionTrace:
@@ -109,7 +107,7 @@ class PartitionTrace:
         """End offset of the current run, -1 if there is none."""
         self._run_first = NO_VALUE
         self._run_ms = 0
-        self._events: list[_Run | _Changes | _Row] = []
+        self._events: list[_Event] = []
         self._is_dirty = False
         self._is_off = False
 
@@ -117,7 +115,7 @@ class PartitionTrace:
         """Report the batch of another publisher, or at another offset, than the last one."""
         buffer = self._buffer
         if self.run_end >= 0:
-            self._events.append(_Run(self.publisher, self._run_first, self.run_end, self._run_ms))
+            self._events.append((self.publisher, self._run_first, self.run_end, self._run_ms))
         elif not self._is_dirty:
             self._is_dirty = True
             buffer.dirty.append(self)
@@ -203,17 +201,17 @@ class PartitionTrace:
         if buffer.row_count >= ROWS_MAX and not buffer.admits(row_count):
             return
         if self.run_end >= 0:
-            self._events.append(_Run(self.publisher, self._run_first, self.run_end, self._run_ms))
+            self._events.append((self.publisher, self._run_first, self.run_end, self._run_ms))
             self.publisher, self.run_end = None, NO_VALUE
         elif not self._is_dirty:
             self._is_dirty = True
             buffer.dirty.append(self)
         self._events.append(event)
 
-    def take(self) -> list[_Run | _Changes | _Row]:
+    def take(self) -> list[_Event]:
         """Return what was reported, and forget it."""
         if self.run_end >= 0:
-            self._events.append(_Run(self.publisher, self._run_first, self.run_end, self._run_ms))
+            self._events.append((self.publisher, self._run_first, self.run_end, self._run_ms))
             self.publisher, self.run_end = None, NO_VALUE
         events, self._events = self._events, []
         self._is_dirty = False
@@ -223,110 +221,101 @@ class PartitionTrace:
 class SealedRows(NamedTuple):
     """What was reported up to a time, by partition; `dropped`: number of rows that are missing."""
 
-    events: list[tuple[PartitionTrace, list[_Run | _Changes | _Row]]]
+    events: list[tuple[PartitionTrace, list[_Event]]]
     row_count: int
     dropped: int
 
     def pack(self, names: NameTable, begin_ms: int) -> Iterator[PartitionRows]:
         """Yield the rows of each partition. Their times are relative to `begin_ms`."""
         for trace, events in self.events:
-            packed = _Packed(names, begin_ms)
-            for event in events:
-                packed.add(event)
-            yield PartitionRows(
-                trace.topic_id, trace.partition, trace.leader_epoch, packed.rows, packed.first, packed.end
-            )
+            rows, first, end = _pack(events, names, begin_ms)
+            yield PartitionRows(trace.topic_id, trace.partition, trace.leader_epoch, rows, first, end)
 
 
 class NameTable:
     """Numbers of names in a block, from 1 on. A name that has no place is left out: its number is 0."""
 
-    __slots__ = ("_numbers",)
+    __slots__ = ("_numbers", "_publishers")
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {"": 0}
+        self._publishers: dict[int, tuple[Publisher, int]] = {}
 
     def number(self, name: str) -> int:
         """Return the number of a name."""
-        if not name:
-            return 0
         number = self._numbers.get(name)
         if number is None:
-            if len(self._numbers) >= NAMES_MAX:
+            if len(self._numbers) > NAMES_MAX:
                 return 0
-            number = self._numbers[name] = len(self._numbers) + 1
+            number = self._numbers[name] = len(self._numbers)
         return number
+
+    def number_of(self, publisher: Publisher | None) -> int:
+        """Return the number of a publisher's name, which is made once."""
+        if publisher is None:
+            return 0
+        known = self._publishers.get(id(publisher))
+        if known is None:
+            known = self._publishers[id(publisher)] = (publisher, self.number(publisher.trace_name))
+        return known[1]
 
     def names(self) -> list[str]:
         """Return the names in the order of their numbers."""
-        return list(self._numbers)
+        return list(self._numbers)[1:]
 
 
-class _Packed:
-    """Packed rows of a partition, and the bounds of their offsets."""
+def _pack(events: Sequence[_Event], names: NameTable, begin_ms: int) -> tuple[bytearray, int, int]:
+    """Return the rows of a partition, and the bounds of their offsets."""
+    rows = bytearray()
+    pack, number = ROW.pack, names.number
+    lowest, highest = OFFSET_MAX, 0
+    for event in events:
+        if not isinstance(event, _Changes | _Row):
+            publisher, first, end, time_ms = event
+            delta_ms = max(time_ms - begin_ms, 0)
+            rows += pack(PUBLISHED, 0, 0, 0, names.number_of(publisher), delta_ms, first, end - first, -1)
+            if first < lowest:
+                lowest = first
+            if end > highest:
+                highest = end
+            continue
+        for kind, cause, attempt, group, who, time_ms, first, size, extra in _rows_of(event):
+            rows += pack(
+                kind,
+                cause,
+                min(attempt, _UINT16_MAX),
+                number(group),
+                number(who),
+                min(max(time_ms - begin_ms, 0), _UINT32_MAX),
+                first,
+                min(size, _UINT32_MAX),
+                extra,
+            )
+            if kind in CONTROL_KINDS:  # whatever the offset that is looked for
+                lowest, highest = 0, OFFSET_MAX
+            lowest, highest = min(lowest, first), max(highest, first + size)
+    return rows, lowest, highest
 
-    __slots__ = ("_begin_ms", "_names", "end", "first", "rows")
 
-    def __init__(self, names: NameTable, begin_ms: int) -> None:
-        self._names = names
-        self._begin_ms = begin_ms
-        self.rows = bytearray()
-        self.first = OFFSET_MAX
-        self.end = 0
-
-    def add(self, event: _Run | _Changes | _Row) -> None:
-        if isinstance(event, _Run):
-            who = "" if event.publisher is None else event.publisher.trace_name
-            self._add(PUBLISHED, 0, 0, "", who, event.time_ms, event.first, event.end - event.first)
-        elif isinstance(event, _Changes):
-            group, time_ms = event.group, event.time_ms
-            for update in event.updates:
-                for change in update.changes if update.traced is None else update.traced:
-                    kind, cause = kind_of(change, update.cause)
-                    if kind != NO_ROW:
-                        self._add(
-                            kind,
-                            cause,
-                            change.deliveries,
-                            group,
-                            change.holder,
-                            time_ms,
-                            change.first,
-                            change.last + 1 - change.first,
-                            change.due_ms,
-                        )
-        else:
-            self._add(*event)
-
-    def _add(
-        self,
-        kind: int,
-        cause: int,
-        attempt: int,
-        group: str,
-        who: str,
-        time_ms: int,
-        first: int,
-        count: int,
-        extra: int = NO_VALUE,
-    ) -> None:
-        names = self._names
-        delta_ms = time_ms - self._begin_ms
-        self.rows += ROW.pack(
-            kind,
-            cause,
-            min(attempt, _UINT16_MAX),
-            names.number(group),
-            names.number(who),
-            0 if delta_ms < 0 else min(delta_ms, _UINT32_MAX),
-            first,
-            min(count, _UINT32_MAX),
-            extra,
-        )
-        if kind in CONTROL_KINDS:  # whatever the offset that is looked for
-            self.first, self.end = 0, OFFSET_MAX
-        elif first < self.first or first + count > self.end:
-            self.first, self.end = min(self.first, first), max(self.end, first + count)
+def _rows_of(event: _Changes | _Row) -> Iterator[_Row | tuple[int, int, int, str, str, int, int, int, int]]:
+    if isinstance(event, _Row):
+        yield event
+        return
+    for update in event.updates:
+        for change in update.changes if update.traced is None else update.traced:
+            kind, cause = kind_of(change, update.cause)
+            if kind != NO_ROW:
+                yield (
+                    kind,
+                    cause,
+                    change.deliveries,
+                    event.group,
+                    change.holder,
+                    event.time_ms,
+                    change.first,
+                    change.last + 1 - change.first,
+                    change.due_ms,
+                )
 
 
 def _ignore() -> None:
