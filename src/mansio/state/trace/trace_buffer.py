@@ -270,8 +270,8 @@ def _pack(events: Sequence[_Event], names: NameTable, begin_ms: int) -> tuple[by
     pack, number = ROW.pack, names.number
     lowest, highest = OFFSET_MAX, 0
     for event in events:
-        if not isinstance(event, _Changes | _Row):
-            publisher, first, end, time_ms = event
+        if type(event) is tuple:
+            publisher, first, end, time_ms = event  # type: ignore[misc]  # the others have a class of their own
             delta_ms = max(time_ms - begin_ms, 0)
             rows += pack(PUBLISHED, 0, 0, 0, names.number_of(publisher), delta_ms, first, end - first, -1)
             if first < lowest:
@@ -279,7 +279,7 @@ def _pack(events: Sequence[_Event], names: NameTable, begin_ms: int) -> tuple[by
             if end > highest:
                 highest = end
             continue
-        for kind, cause, attempt, group, who, time_ms, first, size, extra in _rows_of(event):
+        for kind, cause, attempt, group, who, time_ms, first, size, extra in _rows_of(event):  # type: ignore[arg-type]
             rows += pack(
                 kind,
                 cause,
