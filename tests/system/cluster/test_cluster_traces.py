@@ -51,7 +51,7 @@ def done(found: mansio.RecordTrace) -> list[str]:
 @pytest.mark.full
 @pytest.mark.row("T1", "C5")
 @pytest.mark.timeout(300)
-def test_each_broker_tells_the_whole_history_and_names_what_a_kill_has_taken(tmp_path: Path) -> None:
+def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_path: Path) -> None:
     with cluster(tmp_path) as one:
         create_topic(one, TOPIC, PARTITIONS)
         before = publish_and_accept(one)
