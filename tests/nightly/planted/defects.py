@@ -19,6 +19,7 @@ from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLIC
 from nightly.planted.schedule_defects import MORE_SCHEDULE_DEFECTS
 from nightly.planted.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
 from nightly.planted.share_state_defects import MORE_SHARE_STATE_DEFECTS, SHARE_STATE_DEFECTS
+from nightly.planted.trace_defects import TRACE_DEFECTS
 from nightly.planted.transaction_defects import MORE_TRANSACTION_DEFECTS, TRANSACTION_DEFECTS
 
 COMPACTION = "tests/unit/storage/test_compaction.py"
@@ -137,6 +138,7 @@ DEFECTS = (
     *KEY_LIMIT_DEFECTS,
     *KEY_ORDER_DEFECTS,
     *PRIORITY_DEFECTS,
+    *TRACE_DEFECTS,
     *TRANSACTION_DEFECTS,
 )
 

@@ -10,12 +10,16 @@ Invariant: a block that cannot be read is a missing block.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import MansioError
 from mansio.host.item_turns import ItemTurns, Work
+from mansio.host.run_in_thread import run_in_thread
+from mansio.ports import complete
 from mansio.state.trace.coverage import Coverage, TracedRow
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mansio.broker.partition.partition import Partition
-    from mansio.ports import Scheduler
+    from mansio.ports import Background, Promise, Scheduler
+    from mansio.storage.segment_list import LogSlice
 
 BLOCKS_PER_GROUP: Final = 128
 BYTES_MAX: Final = 16 << 20
@@ -34,6 +39,9 @@ BYTES_MAX: Final = 16 << 20
 READ_BYTES: Final = 1 << 20
 ROWS_MAX: Final = 10_000
 """Maximum number of rows in the result of a look-up."""
+
+FAILURES: Final = frozenset({REJECTED, ATTEMPTS_USED_UP})
+"""Kinds of rows with which a record fails in a share group."""
 
 PROCESSES_MAX: Final = 1_000
 """Maximum number of broker processes whose coverage is known; that of older ones is forgotten."""
@@ -82,8 +90,10 @@ class _Group(NamedTuple):
 class TraceIndex:
     """The index of one partition of the topic, which this broker leads. All methods run on the event loop."""
 
-    def __init__(self, partition: Partition, scheduler: Scheduler) -> None:
+    def __init__(self, partition: Partition, scheduler: Scheduler, thread: Background) -> None:
+        """`thread`: reads the blocks."""
         self.partition = partition
+        self._thread = thread
         self._scheduler = scheduler
         self._groups: deque[_Group] = deque()
         self._open: dict[bytes, tuple[int, int]] = {}
@@ -92,6 +102,8 @@ class TraceIndex:
         self._size_bytes = 0
         self._next_offset = -1
         self._coverage: dict[tuple[int, int], Coverage] = {}
+        self._updated: Promise[None] | None = None
+        """Completes when the blocks have been read that are being read."""
         self.begin_ms = -1
         """Time from which blocks are known, -1 if there are none."""
 
@@ -102,6 +114,16 @@ class TraceIndex:
 
     async def update(self) -> None:
         """Read the blocks that were appended since the last call. Raises the errors of `Partition.read`."""
+        while self._updated is not None:  # by another look-up, which may have begun before the last blocks
+            await self._updated
+        self._updated = self._scheduler.promise()
+        try:
+            await self._read_new_blocks()
+        finally:
+            updated, self._updated = self._updated, None
+            complete(updated, None)
+
+    async def _read_new_blocks(self) -> None:
         partition, turns = self.partition, ItemTurns(self._scheduler, Work.TRACE)
         start = partition.start_offset
         if self._next_offset < start:
@@ -112,11 +134,14 @@ class TraceIndex:
             self._remove_bytes(self._groups.popleft())
             self.begin_ms = self._groups[0].begin_ms if self._groups else self._open_begin_ms
         while (part := partition.read(self._next_offset, READ_BYTES)) is not None:
-            for offset, block in _blocks(bytes(part.read())):
+            for offset, block in await self._blocks_of(part):
                 self._add(offset, block)
                 await turns.next(1 + (0 if block is None else block.header.entries // 16))
             self._next_offset = part.next_offset
         turns.end()
+
+    async def _blocks_of(self, part: LogSlice) -> list[tuple[int, TraceBlock | None]]:
+        return await run_in_thread(self._scheduler, self._thread, partial(_read_blocks, part))
 
     def _add(self, offset: int, block: TraceBlock | None) -> None:
         if block is None:
@@ -185,7 +210,7 @@ class TraceIndex:
         for first, end in wanted:
             offset = max(first, self.partition.start_offset)
             while offset < end and (part := self.partition.read(offset, READ_BYTES)) is not None:
-                for at, block in _blocks(bytes(part.read())):
+                for at, block in await self._blocks_of(part):
                     if block is None or not offset <= at < end:
                         continue
                     header = block.header
@@ -218,12 +243,14 @@ class TraceIndex:
             found: FailedRecord | None = None
             offset = max(first, self.partition.start_offset)
             while offset < end and (part := self.partition.read(offset, READ_BYTES)) is not None:
-                for at, block in _blocks(bytes(part.read())):
+                for at, block in await self._blocks_of(part):
                     if block is None or not offset <= at < end:
                         continue
                     blocks_max -= 1
-                    if block.has_name(group):
-                        found = _last_failed(block, group) or found
+                    for entry, row in block.rows_of_group(group, FAILURES):
+                        if found is None or row.time_ms >= found.time_ms:
+                            last = row.first + row.size - 1
+                            found = FailedRecord(entry.topic_id, entry.partition, last, row.time_ms)
                     await turns.next()
                 offset = part.next_offset
             if found is not None:
@@ -231,20 +258,6 @@ class TraceIndex:
                 return found
         turns.end()
         return None
-
-
-def _last_failed(block: TraceBlock, group: str) -> FailedRecord | None:
-    found: FailedRecord | None = None
-    for entry in block.entries():
-        for row in block.rows(entry):
-            if (
-                row.kind in (REJECTED, ATTEMPTS_USED_UP)
-                and row.group == group
-                and (found is None or row.time_ms >= found.time_ms)
-            ):
-                last = row.first + row.size - 1
-                found = FailedRecord(entry.topic_id, entry.partition, last, row.time_ms)
-    return found
 
 
 def _new_group(first: int, end: int, begin_ms: int, known: dict[bytes, tuple[int, int]]) -> _Group:
@@ -261,17 +274,17 @@ def _joined(first: _Group, second: _Group) -> _Group:
     return _new_group(first.first, second.end, first.begin_ms, known)
 
 
-def _blocks(data: bytes) -> Iterator[tuple[int, TraceBlock | None]]:
-    """Yield the offset and the block of each batch; None for one that cannot be read."""
-    position = 0
+def _read_blocks(part: LogSlice) -> list[tuple[int, TraceBlock | None]]:
+    """Return the offset and the block of each batch; None for one that cannot be read."""
+    data, position = memoryview(part.read()), 0
+    found: list[tuple[int, TraceBlock | None]] = []
     while position < len(data):
-        header = read_header(memoryview(data)[position:])
+        header = read_header(data[position:])
         end = position + header.batch_length + 12
         block: TraceBlock | None = None
-        try:
-            for record in read_records(memoryview(data)[position:end]):
-                block = TraceBlock(record.value or b"")
-        except MansioError:
-            block = None
-        yield header.base_offset, block
+        with contextlib.suppress(MansioError):
+            (record,) = read_records(data[position:end])
+            block = TraceBlock(record.value or b"")
+        found.append((header.base_offset, block))
         position = end
+    return found

@@ -125,7 +125,9 @@ class TraceReader:
         """Return the index of a partition, up to date. Raises the errors of `Partition.read`."""
         trace_index = self._indexes.get(partition)
         if trace_index is None:
-            trace_index = self._indexes[partition] = TraceIndex(partition, self._scheduler)
+            trace_index = self._indexes[partition] = TraceIndex(
+                partition, self._scheduler, self._batch_thread
+            )
         await trace_index.update()
         return trace_index
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.errors import CorruptMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 VERSION: Final = 0
 NAME_CHARACTERS_MAX: Final = 249
@@ -275,20 +275,32 @@ class TraceBlock:
                 extra,
             )
 
-    def has_name(self, name: str) -> bool:
-        """Whether a row may have this name. Raises `CorruptMessage`."""
+    def rows_of_group(self, group: str, kinds: Collection[int]) -> Iterator[tuple[IndexEntry, TraceRow]]:
+        """Yield the rows of these kinds about a group, with their entries. Raises `CorruptMessage`."""
+        names = self._all_names()
+        if group not in names:
+            return
+        wanted = names.index(group) + 1
+        for entry in self.entries():
+            begin = self._rows_position + entry.row * ROW.size
+            part = self._data[begin : begin + entry.row_count * ROW.size]
+            if any(row[0] in kinds and row[3] == wanted for row in ROW.iter_unpack(part)):
+                for each in self.rows(entry):
+                    if each.kind in kinds and each.group == group:
+                        yield entry, each
+
+    def _all_names(self) -> list[str]:
         if self._names is None:
             self._names = self._decode_names()
-        return name in self._names
+        return self._names
 
     def _name(self, number: int) -> str:
         if not number:
             return ""
-        if self._names is None:
-            self._names = self._decode_names()
-        if number > len(self._names):
+        names = self._all_names()
+        if number > len(names):
             raise CorruptMessage("a row of a trace block has an unknown name")
-        return self._names[number - 1]
+        return names[number - 1]
 
     def _decode_names(self) -> list[str]:
         position, data, names = self._names_position, self._data, []
