@@ -85,6 +85,7 @@ class TraceAdmin:
             ApiKey.TRACE_RECORD,
             fields,
             check=lambda response: raise_for_code(response.error_code, response.error_message),
+            retry_unknown_topic=False,
         )
         facts = response.facts
         return RecordTrace(
