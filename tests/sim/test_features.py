@@ -56,7 +56,7 @@ HISTORIES = {
     ),
     "deduplication": Histories(
         "deduplication",
-        deduplication.FIRST_SEED,
+        deduplication.FIRST_SEED + 3,  # with repeats in the first two
         smoke=DEDUPLICATION_SEEDS,
         full=repetitions(10, 22) * DEDUPLICATION_SEEDS,
         least={"ids": 101, "repeats": 21},

@@ -27,7 +27,7 @@ RESTARTED_S = 120.0
 
 @pytest.mark.row("C3")
 def test_a_broker_is_removed_when_it_is_drained_and_stopped(tmp_path: Path) -> None:
-    with cluster(tmp_path, brokers=2) as one:
+    with cluster(tmp_path, brokers=2, default_replication_factor=1) as one:
         create_topic(one, "t", copies=1)
         leaving = one.leader("t")
         staying = 3 - leaving
