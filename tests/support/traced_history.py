@@ -28,7 +28,7 @@ from mansio.state.share_partition.types import (
 from mansio.state.trace.coverage import Coverage, TracedRow
 from mansio.state.trace.timeline import RecordFacts, Timeline, build_timeline
 from mansio.state.trace.trace_buffer import NameTable, PartitionTrace, SealedRows, TraceBuffer
-from mansio.wire.internal_records.trace_records import LAST_BLOCK, BlockHeader, TraceBlock, encode_block
+from mansio.wire.internal_records.trace_records import BlockHeader, TraceBlock, encode_block
 
 if TYPE_CHECKING:
     from random import Random
@@ -128,7 +128,7 @@ class History:
         if self.trace is not None:
             self.trace.end(self.now_ms)
             self.trace = None
-        self.flush(is_last=True)
+        self.flush()
         self.begin_process(is_turned_on=False)
 
     def turn(self) -> None:
@@ -141,9 +141,9 @@ class History:
 
     # ------------------------------------------------------------------ what is written
 
-    def flush(self, *, is_last: bool = False) -> None:
+    def flush(self) -> None:
         self.tick(1)
-        self.write(self.process.seal(), is_last=is_last)
+        self.write(self.process.seal())
 
     def drop(self) -> None:
         """A block finds the queue full."""
@@ -152,14 +152,14 @@ class History:
         self.is_lossy |= bool(rows.row_count)
         self.process.buffer.drop(rows.row_count + rows.dropped)
 
-    def write(self, sealed: SealedRows, *, is_last: bool) -> None:
+    def write(self, sealed: SealedRows) -> None:
         process = self.process
-        if not sealed.row_count and not sealed.dropped and not is_last:
+        if not sealed.row_count and not sealed.dropped:
             return
         names = NameTable()
         packed = list(sealed.pack(names, process.sealed_ms))
         header = BlockHeader(
-            0, LAST_BLOCK if is_last else 0, process.broker_id, process.incarnation, process.sequence,
+            0, 0, process.broker_id, process.incarnation, process.sequence,
             process.sealed_ms, self.now_ms, sealed.dropped, 0, 0, 0, 0,
         )  # fmt: skip
         self.log.append(encode_block(header, packed, names.names()))

@@ -93,7 +93,6 @@ def local_trace_fields(found: LocalTrace) -> dict[str, Any]:
                 "incarnation": each.incarnation,
                 "begin_ms": each.begin_ms,
                 "end_ms": each.end_ms,
-                "is_closed": each.is_closed,
                 "is_live": each.is_live,
                 "gaps": [gap._asdict() for gap in each.gaps],
             }
@@ -149,7 +148,7 @@ def _decoded(response: Struct) -> LocalTrace:
     for each in response.coverage:
         one = Coverage(each.broker_id, each.incarnation)
         one.begin_ms, one.end_ms = each.begin_ms, each.end_ms
-        one.is_closed, one.is_live = each.is_closed, each.is_live
+        one.is_live = each.is_live
         one.gaps = [Gap(gap.begin_ms, gap.end_ms, gap.dropped) for gap in each.gaps]
         coverage.append(one)
     facts: Struct | None = response.facts

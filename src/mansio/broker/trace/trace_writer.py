@@ -27,7 +27,6 @@ from mansio.state.trace.trace_buffer import NameTable, PartitionTrace, SealedRow
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.record_batch import build_value_only_batch
 from mansio.wire.internal_records.trace_records import (
-    LAST_BLOCK,
     NO_VALUE,
     ROW,
     VERSION,
@@ -63,7 +62,6 @@ class _Pending(NamedTuple):
     sequence: int
     begin_ms: int
     end_ms: int
-    is_last: bool
 
 
 class _Position:
@@ -167,14 +165,14 @@ class TraceWriter:
             self._is_seal_due = True
             self._scheduler.call_soon(self._seal)
 
-    def _seal(self, *, is_last: bool = False) -> None:
+    def _seal(self) -> None:
         """Queue what was reported as a block."""
         self._is_seal_due = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._add_positions()
-        if not (self.buffer.row_count or self.buffer.dropped or is_last):
+        if not (self.buffer.row_count or self.buffer.dropped):
             return
         rows = self.buffer.seal()
         self.dropped_count += rows.dropped
@@ -182,7 +180,7 @@ class TraceWriter:
             self._drop(rows)
             return
         begin_ms, self._sealed_ms = self._sealed_ms, max(self._clock.wall_ms(), self._sealed_ms)
-        self._queue.append(_Pending(rows, self._sequence, begin_ms, self._sealed_ms, is_last))
+        self._queue.append(_Pending(rows, self._sequence, begin_ms, self._sealed_ms))
         self._sequence += 1
         if not self._works:
             self._works = True
@@ -244,7 +242,7 @@ class TraceWriter:
             await turns.next(1 + len(each.rows) // ROW.size // 4)
         header = BlockHeader(
             VERSION,
-            LAST_BLOCK if pending.is_last else 0,
+            0,
             self.node_id,
             self.incarnation,
             pending.sequence,
@@ -301,7 +299,6 @@ class TraceWriter:
                 partition.trace = None
         if not self.buffer.has_events and not self._sequence:
             return
-        self._seal(is_last=True)
         if not await self.flush(CLOSE_MS):
             logger.warning("trace_lost", extra=fields(blocks=len(self._queue)))
         self._is_open = False

@@ -41,7 +41,6 @@ class Coverage:
         "end_ms",
         "gaps",
         "incarnation",
-        "is_closed",
         "is_live",
     )
 
@@ -54,8 +53,6 @@ class Coverage:
         self.end_ms = -1
         """Time up to which everything is written."""
         self.gaps: list[Gap] = []
-        self.is_closed = False
-        """Whether the process ended in an orderly way, so that nothing follows."""
         self.is_live = False
         """Whether the process runs, and has written everything up to now."""
 
@@ -71,7 +68,6 @@ class Coverage:
             self.add_gap(Gap(header.begin_ms, header.end_ms, header.dropped))
         self._next_sequence = header.sequence + 1
         self.end_ms = header.end_ms
-        self.is_closed = header.is_last
 
     def add_gap(self, gap: Gap) -> None:
         """Add a gap; beyond `GAPS_MAX`, extend the last one."""

@@ -1026,7 +1026,6 @@ class TraceCoverage(_Flexible):
     incarnation: int = field(metadata=_INT64)
     begin_ms: int = field(metadata=_INT64)
     end_ms: int = field(metadata=_INT64)
-    is_closed: bool = field(metadata=_BOOL)
     is_live: bool = field(metadata=_BOOL)
     gaps: tuple[TraceGap, ...]
 

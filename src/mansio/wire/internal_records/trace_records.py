@@ -25,9 +25,6 @@ NAME_CHARACTERS_MAX: Final = 249
 NAMES_MAX: Final = 4_096
 """Maximum number of different names in a block; rows have their numbers."""
 
-LAST_BLOCK: Final = 1
-"""Flag of the block with which a process ends in an orderly way."""
-
 TOPIC_ID_BYTES: Final = 16
 NO_VALUE: Final = -1
 
@@ -103,11 +100,6 @@ class BlockHeader(NamedTuple):
     entries: int
     rows: int
     names: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the process has ended in an orderly way after this block."""
-        return bool(self.flags & LAST_BLOCK)
 
 
 class IndexEntry(NamedTuple):
