@@ -104,7 +104,7 @@ class History:
     def lead(self, *, is_turned_on: bool) -> None:
         if self.is_on:
             self.trace = self.process.buffer.lead(
-                TOPIC_ID, 0, self.epoch, self.now_ms, 0, self.end, is_turned_on=is_turned_on
+                TOPIC_ID, 0, self.epoch, self.now_ms, is_turned_on=is_turned_on
             )
         self.load()
 
@@ -157,7 +157,7 @@ class History:
         if not sealed.row_count and not sealed.dropped:
             return
         names = NameTable()
-        packed = list(sealed.pack(names, process.sealed_ms))
+        packed = list(sealed.pack(names, process.sealed_ms, self.now_ms))
         header = BlockHeader(
             0, 0, process.broker_id, process.incarnation, process.sequence,
             process.sealed_ms, self.now_ms, sealed.dropped, 0, 0, 0, 0,
@@ -183,7 +183,7 @@ class History:
         trace = self.trace
         if trace is None:
             self.is_lossy = True
-        elif trace.publisher is publisher and trace.run_end == base:
+        elif trace.publisher is publisher and trace.run_end == base and self.now_ms <= trace.run_until_ms:
             trace.run_end = self.end
         else:
             trace.begin_run(publisher, base, self.end, self.now_ms)

@@ -26,7 +26,7 @@ from mansio.config.share_group_config import (
     SHARE_FAIR,
     SHARE_ORDER,
 )
-from mansio.config.topic_names import AUDIT_TOPIC
+from mansio.config.topic_names import AUDIT_TOPIC, TRACE_TOPIC
 from mansio.errors import FeatureNotFinalized, InvalidUpdateVersion
 from mansio.metadata.metadata_store import KEY_ROOT, SCHEMA_VERSION_MAX, Put
 from mansio.wire.features import FIRST_LEVEL, FIXED_FEATURES, UPGRADE, VERSION_FEATURE
@@ -144,6 +144,8 @@ def newer_content(operation: Put | Delete) -> str | None:
         # A broker of 0.1 that is controller does not finish a move, and one that is no replica any more keeps its log.
         partition: dict[str, Any] = json.loads(operation.value)
         return "moves of partitions" if partition["adding"] or partition["removing"] else None
+    if kind == "topics" and operation.key.endswith(f"/topics/{TRACE_TOPIC}"):
+        return "trace of records"  # a leader of version 0.1 would let no broker write to it
     return newer_setting(operation)
 
 

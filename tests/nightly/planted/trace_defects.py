@@ -82,8 +82,8 @@ TRACE_DEFECTS = (
     Defect(
         "row of a change whose write has failed",
         "broker/coordinator/share/partition_leader.py",
-        "report = trace.report_updates if outcome is None else trace.report_unknown",
-        "report = trace.report_updates",
+        "trace.report_unknown(group, changes, wall_ms)",
+        "trace.report_updates(group, write.updates, wall_ms)",
         ("tests/unit/broker/test_share_partition_trace.py",),
     ),
     Defect(

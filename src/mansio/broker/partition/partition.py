@@ -224,6 +224,7 @@ class Partition:
         "_rejects",
         "_settings",
         "_trace_buffer",
+        "_untraced_epoch",
         "broker_id",
         "clock",
         "closed",
@@ -315,6 +316,8 @@ class Partition:
         self.trace: PartitionTrace | None = None
         """The trace of the records while this broker leads the partition, unless the topic has none."""
         self._set_role(replica)
+        self._untraced_epoch = -1
+        """Leader epoch for which it was reported that there is no trace."""
         self.last_append_ms = 0
         """Time of the last append of a client, ms since the Unix epoch."""
         self._renew_trace()
@@ -1044,20 +1047,17 @@ class Partition:
         buffer, trace, epoch = self._trace_buffer, self.trace, self.replica.leader_epoch
         if buffer is None:
             return
-        is_wanted = self.is_leader and not self.closed and self._settings.is_traced
-        if trace is not None and not (is_wanted and trace.leader_epoch == epoch):
+        is_led, is_traced = self.is_leader and not self.closed, self._settings.is_traced
+        if trace is not None and not (is_led and is_traced and trace.leader_epoch == epoch):
             trace.end(self.clock.wall_ms(), is_turned_off=is_turned)
             self.trace = trace = None
-        if is_wanted and trace is None:
-            self.trace = buffer.lead(
-                self.topic_id.bytes,
-                self.index,
-                epoch,
-                self.clock.wall_ms(),
-                self.start_offset,
-                self.end_offset,
-                is_turned_on=is_turned,
-            )
+        if is_led and (trace is None) and (is_traced or epoch != self._untraced_epoch):
+            topic_id, now_ms = self.topic_id.bytes, self.clock.wall_ms()
+            if is_traced:
+                self.trace = buffer.lead(topic_id, self.index, epoch, now_ms, is_turned_on=is_turned)
+            else:
+                self._untraced_epoch = epoch
+                buffer.lead(topic_id, self.index, epoch, now_ms, is_off=True)
 
     def _not_leader_error(self) -> NotLeaderOrFollower:
         if self.closed:

@@ -216,7 +216,11 @@ class ProduceService:
         counters.appended_batches += 1
         counters.appended_bytes += len(records)
         if (trace := partition.trace) is not None and not appended.duplicate:
-            if trace.publisher is publisher and trace.run_end == appended.base_offset:
+            if (
+                trace.publisher is publisher
+                and trace.run_end == appended.base_offset
+                and partition.last_append_ms <= trace.run_until_ms
+            ):
                 trace.run_end = appended.end_offset
             else:
                 trace.begin_run(

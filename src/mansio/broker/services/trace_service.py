@@ -85,6 +85,8 @@ class TraceService:
         answers, missing = await self._ask_all(own, leader, topic, index, offset, facts)
         if not _has_all(answers):  # a broker has written its last rows to another one that was asked before
             answers, missing = await self._ask_all(None, leader, topic, index, offset, facts)
+            if not _has_all(answers):
+                missing.append("the last blocks of a broker cannot be read yet")
         missing += [text for answer in answers for text in answer.missing]
         return build_timeline(
             offset,

@@ -14,6 +14,7 @@ import contextlib
 from array import array
 from collections import deque
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import MansioError
@@ -26,7 +27,7 @@ from mansio.wire.batch.record_reader import read_records
 from mansio.wire.internal_records.trace_records import ATTEMPTS_USED_UP, REJECTED, TraceBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Background, Promise, Scheduler
@@ -46,7 +47,10 @@ FAILURES: Final = frozenset({REJECTED, ATTEMPTS_USED_UP})
 PROCESSES_MAX: Final = 1_000
 """Maximum number of broker processes whose coverage is known; that of older ones is forgotten."""
 
-_ENTRY_BYTES: Final = 20 + 16
+INTERVALS_MAX: Final = 8
+"""Maximum number of intervals of offsets of a partition in an entry of the index; the closest ones are joined."""
+
+KEY_BYTES: Final = 20
 
 
 class FailedRecord(NamedTuple):
@@ -58,33 +62,63 @@ class FailedRecord(NamedTuple):
     time_ms: int
 
 
+Intervals = list[tuple[int, int]]
+"""Ascending, disjoint ranges of offsets, each from the first to below the second one; at most `INTERVALS_MAX`."""
+
+
 class _Group(NamedTuple):
     """Blocks that follow one another, in the batches from the offset `first` to below `end`. `keys`: sorted, 20 bytes
-    each; `bounds`: two offsets for each of them. `begin_ms`: begin of the first block."""
+    each; `starts`: for each of them, and once more at the end, the position in `bounds` of its intervals."""
 
     first: int
     end: int
-    begin_ms: int
     keys: bytes
+    starts: array[int]
     bounds: array[int]
 
     def may_have(self, key: bytes, offset: int) -> bool:
-        low, high = 0, len(self.keys) // 20
+        """Whether a block may have a row about a partition and an offset."""
+        low, high = 0, len(self.keys) // KEY_BYTES
         keys = self.keys
         while low < high:
             middle = (low + high) // 2
-            if keys[middle * 20 : middle * 20 + 20] < key:
+            if keys[middle * KEY_BYTES : (middle + 1) * KEY_BYTES] < key:
                 low = middle + 1
             else:
                 high = middle
-        if keys[low * 20 : low * 20 + 20] != key:
+        if keys[low * KEY_BYTES : (low + 1) * KEY_BYTES] != key:
             return False
-        return self.bounds[2 * low] <= offset < self.bounds[2 * low + 1]
+        found = self.bounds[self.starts[low] : self.starts[low + 1]]
+        return any(found[at] <= offset < found[at + 1] for at in range(0, len(found), 2))
 
-    def entries(self) -> Iterator[tuple[bytes, int, int]]:
-        for number in range(len(self.keys) // 20):
-            key = self.keys[number * 20 : number * 20 + 20]
-            yield key, self.bounds[2 * number], self.bounds[2 * number + 1]
+    def entries(self) -> Iterator[tuple[bytes, Intervals]]:
+        """Yield each partition with its intervals."""
+        for number in range(len(self.keys) // KEY_BYTES):
+            found = self.bounds[self.starts[number] : self.starts[number + 1]]
+            key = self.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+            yield key, list(zip(found[::2], found[1::2], strict=True))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size in memory."""
+        return len(self.keys) + 4 * len(self.starts) + 8 * len(self.bounds)
+
+
+def _add_interval(intervals: Intervals, first: int, end: int) -> None:
+    """Add a range of offsets, and join the two closest intervals if there are too many."""
+    intervals.append((first, end))
+    intervals.sort()
+    joined = [intervals[0]]
+    for low, high in intervals[1:]:
+        if low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    if len(joined) > INTERVALS_MAX:
+        gaps = [second[0] - first_one[1] for first_one, second in pairwise(joined)]
+        at = gaps.index(min(gaps))
+        joined[at : at + 2] = [(joined[at][0], joined[at + 1][1])]
+    intervals[:] = joined
 
 
 class TraceIndex:
@@ -96,16 +130,13 @@ class TraceIndex:
         self._thread = thread
         self._scheduler = scheduler
         self._groups: deque[_Group] = deque()
-        self._open: dict[bytes, tuple[int, int]] = {}
+        self._open: dict[bytes, Intervals] = {}
         self._open_first = self._open_blocks = 0
-        self._open_begin_ms = -1
         self._size_bytes = 0
         self._next_offset = -1
         self._coverage: dict[tuple[int, int], Coverage] = {}
         self._updated: Promise[None] | None = None
         """Completes when the blocks have been read that are being read."""
-        self.begin_ms = -1
-        """Time from which blocks are known, -1 if there are none."""
 
     @property
     def coverage(self) -> Sequence[Coverage]:
@@ -128,14 +159,14 @@ class TraceIndex:
         start = partition.start_offset
         if self._next_offset < start:
             self._next_offset = self._open_first = start
-            self._open, self._open_blocks, self._open_begin_ms = {}, 0, -1
-            self.begin_ms = -1
+            self._open, self._open_blocks = {}, 0
         while self._groups and self._groups[0].end <= start:
-            self._remove_bytes(self._groups.popleft())
-            self.begin_ms = self._groups[0].begin_ms if self._groups else self._open_begin_ms
+            self._size_bytes -= self._groups.popleft().size_bytes
         while (part := partition.read(self._next_offset, READ_BYTES)) is not None:
             for offset, block in await self._blocks_of(part):
-                self._add(offset, block)
+                with contextlib.suppress(MansioError):  # it is missing, as one that cannot be decoded
+                    self._add(offset, block)
+                self._next_offset = offset + 1
                 await turns.next(1 + (0 if block is None else block.header.entries // 16))
             self._next_offset = part.next_offset
         turns.end()
@@ -147,10 +178,6 @@ class TraceIndex:
         if block is None:
             return
         header = block.header
-        if self.begin_ms < 0:
-            self.begin_ms = header.begin_ms
-        if not self._open_blocks:
-            self._open_begin_ms = header.begin_ms
         process = (header.broker_id, header.incarnation)
         coverage = self._coverage.get(process)
         if coverage is None:
@@ -161,20 +188,15 @@ class TraceIndex:
         known = self._open
         for entry in block.entries():
             key = entry.topic_id + entry.partition.to_bytes(4, "big")
-            before = known.get(key)
-            known[key] = (
-                (entry.first, entry.end)
-                if before is None
-                else (min(before[0], entry.first), max(before[1], entry.end))
-            )
+            _add_interval(known.setdefault(key, []), entry.first, entry.end)
         self._open_blocks += 1
         if self._open_blocks >= BLOCKS_PER_GROUP:
-            self._append(_new_group(self._open_first, offset + 1, self._open_begin_ms, known))
+            self._append(_new_group(self._open_first, offset + 1, known))
             self._open, self._open_first, self._open_blocks = {}, offset + 1, 0
 
     def _append(self, group: _Group) -> None:
         self._groups.append(group)
-        self._size_bytes += len(group.keys) // 20 * _ENTRY_BYTES
+        self._size_bytes += group.size_bytes
         if self._size_bytes > BYTES_MAX:
             joined: deque[_Group] = deque()
             groups = tuple(self._groups)
@@ -183,10 +205,7 @@ class TraceIndex:
             if len(groups) % 2:
                 joined.append(groups[-1])
             self._groups = joined
-            self._size_bytes = sum(len(each.keys) // 20 * _ENTRY_BYTES for each in joined)
-
-    def _remove_bytes(self, group: _Group) -> None:
-        self._size_bytes -= len(group.keys) // 20 * _ENTRY_BYTES
+            self._size_bytes = sum(each.size_bytes for each in joined)
 
     async def find(
         self, topic_id: bytes, partition: int, offsets: Sequence[int]
@@ -203,8 +222,8 @@ class TraceIndex:
             for group in self._groups
             if any(group.may_have(key, each) for each in offsets)
         ]
-        bounds = self._open.get(key)
-        if bounds is not None and any(bounds[0] <= each < bounds[1] for each in offsets):
+        bounds = self._open.get(key, [])
+        if any(low <= each < high for low, high in bounds for each in offsets):
             wanted.append((self._open_first, self._next_offset))
         seen: set[tuple[int, int, int]] = set()
         for first, end in wanted:
@@ -220,10 +239,11 @@ class TraceIndex:
                     seen.add(number)
                     for entry in block.entries_of(topic_id, partition):
                         if any(entry.first <= each < entry.end for each in offsets):
-                            found += [
-                                TracedRow(row, header.broker_id, header.incarnation, entry.leader_epoch)
-                                for row in block.rows(entry, offsets)
-                            ]
+                            with contextlib.suppress(MansioError):
+                                found += [
+                                    TracedRow(row, header.broker_id, header.incarnation, entry.leader_epoch)
+                                    for row in block.rows(entry, offsets)
+                                ]
                     if len(found) > ROWS_MAX:
                         return found[:ROWS_MAX], False
                     await turns.next()
@@ -260,18 +280,23 @@ class TraceIndex:
         return None
 
 
-def _new_group(first: int, end: int, begin_ms: int, known: dict[bytes, tuple[int, int]]) -> _Group:
+def _new_group(first: int, end: int, known: Mapping[bytes, Intervals]) -> _Group:
+    starts, bounds = array("I", [0]), array("q")
     keys = sorted(known)
-    bounds = array("q", [bound for key in keys for bound in known[key]])
-    return _Group(first, end, begin_ms, b"".join(keys), bounds)
+    for key in keys:
+        for interval in known[key]:
+            bounds.extend(interval)
+        starts.append(len(bounds))
+    return _Group(first, end, b"".join(keys), starts, bounds)
 
 
 def _joined(first: _Group, second: _Group) -> _Group:
-    known = {key: (low, high) for key, low, high in first.entries()}
-    for key, low, high in second.entries():
-        before = known.get(key, (low, high))
-        known[key] = (min(before[0], low), max(before[1], high))
-    return _new_group(first.first, second.end, first.begin_ms, known)
+    known = dict(first.entries())
+    for key, intervals in second.entries():
+        mine = known.setdefault(key, [])
+        for interval in intervals:
+            _add_interval(mine, *interval)
+    return _new_group(first.first, second.end, known)
 
 
 def _read_blocks(part: LogSlice) -> list[tuple[int, TraceBlock | None]]:

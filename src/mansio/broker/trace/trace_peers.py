@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mansio.wire.codec.messages import Struct
 
 CLIENT_ID: Final = "mansio-trace"
-TIMEOUT_MS: Final = 10_000.0
-"""Time after which a broker that does not answer is left out."""
+TIMEOUT_MS: Final = 60_000.0
+"""Time after which a broker that does not answer is left out. The first look-up reads the whole trace."""
 
 _NO_RECORD: Final = {"topic_id": None, "partition_index": -1, "offset": -1, "accepted_offset": -1}
 

@@ -202,7 +202,7 @@ def _facts(
         "replicas": tuple(state.replicas),
         "in_sync": tuple(state.isr),
         "log_start": partition.start_offset,
-        "high_watermark": partition.high_watermark,
+        "log_end": partition.end_offset,
     }
     if header is None or record is None:
         return RecordFacts(**known, is_pending=is_pending, accepted_offset=accepted_offset, due_ms=due_ms)
@@ -212,7 +212,6 @@ def _facts(
         is_stored=True,
         timestamp_ms=record.timestamp_ms,
         leader_epoch=header.leader_epoch,
-        producer_id=header.producer_id,
         size_bytes=len(record.key or b"") + len(record.value or b""),
         origin=_origin(record, headers),
         accepted_offset=_number(headers.get(DELAYED_ID_HEADER)),

@@ -5,8 +5,8 @@ possible, whatever the number of partitions that report.
 
 Invariants:
 * Blocks are appended in the order of their numbers, one after the other.
-* A block that could not be written, or found the queue full, is not written later; its rows are counted as dropped by
-  the next one. After an unknown outcome it is written again with the same number, so readers may find it twice.
+* Rows that find the queue full are dropped, and a block that is refused for good is; the next block counts them. After
+  an unknown outcome a block is written again with the same number, so readers may find it twice.
 * A broker that ends in an orderly way has written all that its partitions have reported, up to `CLOSE_MS`.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.backoff import grown_delay
 from mansio.broker.topics.leader_appends import LeaderAppends, LedPartition
 from mansio.config.topic_names import TRACE_TOPIC
-from mansio.errors import MansioError
+from mansio.errors import MansioError, Unavailable
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.ports import complete, result_within
@@ -45,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 TRACE_CLIENT_ID: Final = "mansio-trace"
 INTERVAL_MS: Final = 1_000.0
-QUEUE_BLOCKS_MAX: Final = 32
+QUEUE_ROWS_MAX: Final = 100_000
+"""Number of rows that wait to be written; more are dropped."""
+
 RETRY_MS_MIN: Final = 200.0
 RETRY_MS_MAX: Final = 10_000.0
 LOGGED_FAILURE: Final = 5
@@ -113,15 +115,18 @@ class TraceWriter:
         """When this process began to report."""
         self._sequence = 0
         self._queue: deque[_Pending] = deque()
+        self._queued_rows = 0
         self._target: LedPartition | None = None
         self._positions: dict[tuple[str, str, int], _Position] = {}
         self._position_traces: dict[tuple[bytes, int], PartitionTrace] = {}
         self._timer: Timer | None = None
         self._is_seal_due = False
         self._is_open = False
-        self._is_closing = False
+        self._is_closing = self._has_closed = False
+        self._logged_refusal = ""
         self._works = False
-        self._waiting: list[Promise[None]] = []
+        self._waiting: list[tuple[int, Promise[None]]] = []
+        """Waits until all blocks below a number are written or dropped."""
         self.written_ms = -1
         """Time up to which everything is written."""
         self.block_count = self.row_count = self.dropped_count = 0
@@ -175,10 +180,10 @@ class TraceWriter:
         if not (self.buffer.row_count or self.buffer.dropped):
             return
         rows = self.buffer.seal()
-        self.dropped_count += rows.dropped
-        if len(self._queue) >= QUEUE_BLOCKS_MAX:
+        if self._queued_rows + rows.row_count > QUEUE_ROWS_MAX:
             self._drop(rows)
             return
+        self._queued_rows += rows.row_count
         begin_ms, self._sealed_ms = self._sealed_ms, max(self._clock.wall_ms(), self._sealed_ms)
         self._queue.append(_Pending(rows, self._sequence, begin_ms, self._sealed_ms))
         self._sequence += 1
@@ -188,7 +193,6 @@ class TraceWriter:
 
     def _drop(self, rows: SealedRows) -> None:
         self.buffer.drop(rows.row_count + rows.dropped)
-        self.dropped_count += rows.row_count
 
     def _add_positions(self) -> None:
         positions, self._positions = self._positions, {}
@@ -217,27 +221,46 @@ class TraceWriter:
                 pending = self._queue[0]
                 try:
                     await self._append(pending)
-                except MansioError as error:
+                except Unavailable as error:
                     failures += 1
                     if failures == LOGGED_FAILURE:  # the first ones are normal while the topic is created
                         logger.warning("trace_not_written", extra=fields(reason=without_traceback(error)))
+                    if self._has_closed:
+                        break
                     continue
+                except Exception as error:  # noqa: BLE001 - a block that cannot be written must not hold up the others
+                    self._log_refusal(error)
+                    self._drop(pending.rows)
+                else:
+                    self.block_count += 1
+                    self.written_ms = pending.end_ms
+                    self.row_count += pending.rows.row_count
+                    self.dropped_count += pending.rows.dropped
                 failures = 0
-                self.block_count += 1
-                self.written_ms = pending.end_ms
-                self.row_count += pending.rows.row_count
                 self._queue.popleft()
+                self._queued_rows -= pending.rows.row_count
+                self._end_waits(pending.sequence + 1)
         finally:
             self._works = False
-            waiting, self._waiting = self._waiting, []
-            for promise in waiting:
-                complete(promise, None)
+
+    def _end_waits(self, end: int) -> None:
+        """End the waits for the blocks below a number."""
+        for each in tuple(self._waiting):
+            if each[0] <= end:
+                self._waiting.remove(each)
+                complete(each[1], None)
+
+    def _log_refusal(self, error: Exception) -> None:
+        """Log why a block is dropped, once for the same reason."""
+        if (reason := str(error)) != self._logged_refusal:
+            self._logged_refusal = reason
+            logger.warning("trace_dropped", extra=fields(reason=without_traceback(error)))
 
     async def _append(self, pending: _Pending) -> None:
         names = NameTable()
         turns = ItemTurns(self._scheduler, Work.TRACE)
         packed = []
-        for each in pending.rows.pack(names, pending.begin_ms):
+        for each in pending.rows.pack(names, pending.begin_ms, pending.end_ms):
             packed.append(each)
             await turns.next(1 + len(each.rows) // ROW.size // 4)
         header = BlockHeader(
@@ -275,17 +298,17 @@ class TraceWriter:
     # ------------------------------------------------------------------ reading and end
 
     async def flush(self, timeout_ms: float) -> bool:
-        """Write what was reported so far. Returns False if that takes longer than the timeout."""
+        """Write what was reported so far. Returns False if that takes longer than the timeout, or fails."""
         self._seal()
-        if not self._works:
+        if not self._queue:
             return True
         promise: Promise[None] = self._scheduler.promise()
-        self._waiting.append(promise)
+        self._waiting.append((self._sequence, promise))
         try:
             await result_within(self._scheduler, promise, timeout_ms, "the trace is not written in time")
         except MansioError:
             return False
-        return not self._queue
+        return True
 
     async def close(self) -> None:
         """Report the end of what this broker leads, and write all within `CLOSE_MS`."""
@@ -302,3 +325,4 @@ class TraceWriter:
         if not await self.flush(CLOSE_MS):
             logger.warning("trace_lost", extra=fields(blocks=len(self._queue)))
         self._is_open = False
+        self._has_closed = True

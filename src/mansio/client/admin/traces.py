@@ -18,11 +18,11 @@ class TraceEvent:
     """Something that happened to a record.
 
     `kind`: published, accepted, due, delivered, renewed, released, expired, acknowledged, rejected, attempts-used-up,
-    dead-lettered, redriven, discarded, deleted, position-committed, state-loaded, outcome-unknown, replicated or kept.
-    `time`: when; of `kept` until when, None for no limit or an unknown time. `group`: None for an event of the record
-    itself. `attempt`: number of the delivery, 0 for none. `who`: the member of the group, or the publisher; empty if
-    unknown. `wait_ms`: time since the event before it of the same group, or since the publication; None if it is
-    unknown. `is_computed`: derived from what the broker knows now, and not from what was written when it happened.
+    dead-lettered, redriven, aborted, discarded, deleted, position-committed, state-loaded, outcome-unknown, replicated
+    or kept. `time`: when; of `kept` until when, None for no limit or an unknown time. `group`: None for an event of the
+    record itself. `attempt`: number of the delivery, 0 for none. `who`: the member of the group, or the publisher;
+    empty if unknown. `wait_ms`: time since the event before it of the same group, or since the publication; None if it
+    is unknown. `is_computed`: derived from what the broker knows now, and not from what was written when it happened.
     """
 
     kind: str

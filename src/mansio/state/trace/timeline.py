@@ -42,6 +42,7 @@ KIND_NAMES: Final = {
 """Names of the kinds of events that rows tell."""
 
 ACCEPTED: Final = "accepted"
+ABORTED: Final = "aborted"
 DUE: Final = "due"
 REPLICATED: Final = "replicated"
 KEPT: Final = "kept"
@@ -107,11 +108,10 @@ class RecordFacts:
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
     log_start: int = 0
-    high_watermark: int = 0
+    log_end: int = 0
     is_stored: bool = False
     timestamp_ms: int = -1
     leader_epoch: int = -1
-    producer_id: int = -1
     size_bytes: int = 0
     origin: str = ""
     accepted_offset: int = -1
@@ -141,16 +141,16 @@ class Timeline:
 class _Leadership:
     """The time in which one process led the partition in one leader epoch."""
 
-    __slots__ = ("begin_ms", "end_ms", "epoch", "has_ended", "is_new", "is_off", "process", "was_off")
+    __slots__ = ("begin_ms", "end_ms", "epoch", "has_ended", "is_off", "process", "was_off")
 
     def __init__(self, traced: TracedRow) -> None:
         self.process = (traced.broker_id, traced.incarnation)
         self.epoch = traced.leader_epoch
-        self.begin_ms = traced.row.time_ms
-        self.is_new = traced.row.cause == rows.NEW_LOG
-        self.was_off = traced.row.cause == rows.TURNED_ON
-        self.end_ms = -1
-        self.has_ended = self.is_off = False
+        row = traced.row
+        self.begin_ms = row.extra if row.cause == rows.CONTINUED else row.time_ms
+        self.was_off = row.cause == rows.TURNED_ON
+        self.is_off = self.has_ended = row.cause == rows.LED_WITHOUT_TRACE
+        self.end_ms = row.time_ms if self.is_off else -1
 
 
 def build_timeline(
@@ -176,7 +176,7 @@ def build_timeline(
     events = _with_waits(events, begin_ms)
     done = [each.time_ms for each in events if each.kind in _FINAL]
     total_ms = max(done) - begin_ms if done and begin_ms >= 0 else -1
-    uncertainties = [*missing, *_gaps(ordered, coverage, facts, published, now_ms)]
+    uncertainties = [*missing, *_gaps(offset, ordered, coverage, facts, published, now_ms)]
     uncertainties += _unknown_outcomes(events)
     events += _computed(facts)
     return Timeline(
@@ -273,6 +273,9 @@ def _computed(facts: RecordFacts) -> list[TraceEvent]:
     """Return what the leader knows now."""
     if not facts.is_stored:
         return []
+    aborted = TraceEvent(
+        ABORTED, -1, detail="with its transaction; groups of committed records do not get it"
+    )
     detail = f"on brokers {', '.join(map(str, facts.in_sync))}; leader {facts.leader}"
     events = [TraceEvent(REPLICATED, -1, detail=detail, is_computed=True)]
     kept = (
@@ -280,6 +283,8 @@ def _computed(facts: RecordFacts) -> list[TraceEvent]:
         if facts.kept_until_ms >= 0
         else "without a limit of age"
     )
+    if facts.is_aborted:
+        events.insert(0, aborted._replace(is_computed=True))
     return [*events, TraceEvent(KEPT, facts.kept_until_ms, detail=kept, is_computed=True)]
 
 
@@ -295,6 +300,7 @@ def _unknown_outcomes(events: Iterable[TraceEvent]) -> list[str]:
 
 
 def _gaps(
+    offset: int,
     found: Sequence[TracedRow],
     coverage: Sequence[Coverage],
     facts: RecordFacts,
@@ -303,8 +309,12 @@ def _gaps(
 ) -> list[str]:
     """Return why rows from the publication until now may be missing."""
     if published is None:
-        if facts.is_pending or not facts.is_stored:
-            return ["there is no row about its publication: it is older than the trace, or was not traced"]
+        if not facts.is_stored and facts.log_start <= offset < facts.log_end:
+            return [
+                "there is no record of a client at this offset: the log has a marker or a placeholder there"
+            ]
+        if not facts.is_stored and offset >= facts.log_end:
+            return [f"there is no record yet: the log ends at {facts.log_end}"]
         return ["there is no row about its publication: it is older than the trace, or the trace was off"]
     if facts.is_pending:
         return []
@@ -359,7 +369,10 @@ def _leaderships(found: Sequence[TracedRow]) -> list[_Leadership]:
     for each in found:
         row = each.row
         if row.kind == rows.LED:
-            leaderships.append(_Leadership(each))
+            leadership = _Leadership(each)
+            last = leaderships[-1] if leaderships else None
+            if row.cause != rows.CONTINUED or (last is None) or _key(last) != _key(leadership):
+                leaderships.append(leadership)
         elif row.kind == rows.ENDED:
             for leadership in reversed(leaderships):
                 if (
@@ -370,6 +383,10 @@ def _leaderships(found: Sequence[TracedRow]) -> list[_Leadership]:
                     leadership.is_off = row.cause == rows.TURNED_OFF
                     break
     return leaderships
+
+
+def _key(leadership: _Leadership) -> tuple[tuple[int, int], int]:
+    return leadership.process, leadership.epoch
 
 
 def _seconds(milliseconds: int) -> str:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.state.trace.share_rows import NO_ROW, kind_of
 from mansio.wire.internal_records.trace_records import (
+    CONTINUED,
     CONTROL_KINDS,
     ENDED,
     LED,
+    LED_WITHOUT_TRACE,
     LOADED,
+    NAME_CHARACTERS_MAX,
     NAMES_MAX,
-    NEW_LOG,
     NO_VALUE,
     POSITION,
     PUBLISHED,
@@ -33,12 +35,21 @@ from mansio.wire.internal_records.trace_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.state.share_partition.types import StateBatch, Update
 
 ROWS_MAX: Final = 14_000
 """Number of rows after which they are written without waiting for the end of the second: 450 kB."""
+
+RUN_MS_MAX: Final = 50
+"""Time of a run: the publication of a record is known as precisely."""
+
+LED_INTERVAL_MS: Final = 3_600_000
+"""Time after which a leadership is reported again, so that it is known when the older blocks are deleted."""
+
+NAME_BYTES_MAX: Final = 1 << 20
+"""Size of the names in a block."""
 
 LOADED_ROWS_MAX: Final = 200
 """Maximum number of ranges of a loaded share partition that are reported."""
@@ -89,10 +100,13 @@ class PartitionTrace:
         "_is_off",
         "_run_first",
         "_run_ms",
+        "begin_ms",
         "leader_epoch",
+        "led_ms",
         "partition",
         "publisher",
         "run_end",
+        "run_until_ms",
         "topic_id",
     )
 
@@ -107,6 +121,10 @@ class PartitionTrace:
         """End offset of the current run, -1 if there is none."""
         self._run_first = NO_VALUE
         self._run_ms = 0
+        self.run_until_ms = 0
+        """Time up to which a batch extends the run."""
+        self.led_ms = self.begin_ms = NO_VALUE
+        """When the leadership was reported last, and when it began; -1 for positions of groups, which need none."""
         self._events: list[_Event] = []
         self._is_dirty = False
         self._is_off = False
@@ -126,23 +144,17 @@ class PartitionTrace:
             self.publisher, self.run_end = None, NO_VALUE
             return
         self.publisher, self._run_first, self.run_end, self._run_ms = publisher, first, end, now_ms
+        self.run_until_ms = now_ms + RUN_MS_MAX
 
     def report_updates(self, group: str, updates: Sequence[Update], now_ms: int) -> None:
         """Report updates of a share partition that are stored."""
         self._add(_Changes(group, updates, now_ms), sum([len(each.changes) for each in updates]))
 
-    def report_unknown(self, group: str, updates: Sequence[Update], now_ms: int) -> None:
-        """Report updates of a share partition of which it is not known whether they are stored."""
-        for each in updates:
-            for change in each.changes:
-                self._add_row(
-                    UNKNOWN_OUTCOME,
-                    now_ms,
-                    change.first,
-                    change.last + 1 - change.first,
-                    group=group,
-                    attempt=change.deliveries,
-                )
+    def report_unknown(self, group: str, ranges: Iterable[tuple[int, int, int]], now_ms: int) -> None:
+        """Report changes of a share partition, as first offset, last offset and deliveries, of which it is not known
+        whether they are stored."""
+        for first, last, deliveries in ranges:
+            self._add_row(UNKNOWN_OUTCOME, now_ms, first, last + 1 - first, group=group, attempt=deliveries)
 
     def report_loaded(self, group: str, changes: Sequence[StateBatch], now_ms: int) -> None:
         """Report the state of a share partition that was loaded, at most `LOADED_ROWS_MAX` ranges of it."""
@@ -159,15 +171,18 @@ class PartitionTrace:
             )
 
     def report_position(self, group: str, before: int, offset: int, now_ms: int) -> None:
-        """Report that a group has committed the position `offset`; `before` was its last one, -1 for none."""
-        first = max(before, 0) if before <= offset else offset
-        self._add_row(POSITION, now_ms, first, offset - first, group=group)
+        """Report that a group has committed the position `offset`, if it passes a record; `before` was its last one, -1
+        for none."""
+        if offset > max(before, 0):
+            first = max(before, 0)
+            self._add_row(POSITION, now_ms, first, offset - first, group=group)
 
-    def report_led(self, now_ms: int, start: int, end: int, *, is_turned_on: bool) -> None:
-        """Report that this broker leads the partition from now on, whose log has the offsets `start` to below
-        `end`."""
-        cause = TURNED_ON if is_turned_on else NEW_LOG if not end else 0
-        self._add_row(LED, now_ms, start, max(end - start, 0), cause=cause)
+    def report_led(self, now_ms: int, *, is_turned_on: bool, is_off: bool) -> None:
+        """Report that this broker leads the partition from now on. `is_turned_on`: and that its trace was off before;
+        `is_off`: and that nothing is traced."""
+        self.led_ms = self.begin_ms = now_ms
+        cause = LED_WITHOUT_TRACE if is_off else TURNED_ON if is_turned_on else 0
+        self._add_row(LED, now_ms, 0, 0, cause=cause)
 
     def end(self, now_ms: int, *, is_turned_off: bool = False) -> None:
         """Report that this broker does not lead the partition in this epoch any more, or that its trace is off."""
@@ -225,9 +240,13 @@ class SealedRows(NamedTuple):
     row_count: int
     dropped: int
 
-    def pack(self, names: NameTable, begin_ms: int) -> Iterator[PartitionRows]:
-        """Yield the rows of each partition. Their times are relative to `begin_ms`."""
+    def pack(self, names: NameTable, begin_ms: int, end_ms: int) -> Iterator[PartitionRows]:
+        """Yield the rows of each partition. Their times are relative to `begin_ms`; `end_ms`: the time up to which they
+        were reported."""
         for trace, events in self.events:
+            if 0 <= trace.led_ms < end_ms - LED_INTERVAL_MS:
+                trace.led_ms = end_ms
+                events.insert(0, _Row(LED, CONTINUED, 0, "", "", begin_ms, 0, 0, trace.begin_ms))
             rows, first, end = _pack(events, names, begin_ms)
             yield PartitionRows(trace.topic_id, trace.partition, trace.leader_epoch, rows, first, end)
 
@@ -235,9 +254,10 @@ class SealedRows(NamedTuple):
 class NameTable:
     """Numbers of names in a block, from 1 on. A name that has no place is left out: its number is 0."""
 
-    __slots__ = ("_numbers", "_publishers")
+    __slots__ = ("_bytes_left", "_numbers", "_publishers")
 
     def __init__(self) -> None:
+        self._bytes_left = NAME_BYTES_MAX
         self._numbers: dict[str, int] = {"": 0}
         self._publishers: dict[int, tuple[Publisher, int]] = {}
 
@@ -245,7 +265,8 @@ class NameTable:
         """Return the number of a name."""
         number = self._numbers.get(name)
         if number is None:
-            if len(self._numbers) > NAMES_MAX:
+            self._bytes_left -= 4 * min(len(name), NAME_CHARACTERS_MAX)  # in UTF-8 at most
+            if len(self._numbers) > NAMES_MAX or self._bytes_left < 0:
                 return 0
             number = self._numbers[name] = len(self._numbers)
         return number
@@ -356,14 +377,14 @@ class TraceBuffer:
         partition: int,
         leader_epoch: int,
         now_ms: int,
-        start: int,
-        end: int,
         *,
         is_turned_on: bool = False,
+        is_off: bool = False,
     ) -> PartitionTrace:
-        """Return the trace of a partition that this broker leads from now on, or whose trace is on from now on."""
+        """Return the trace of a partition that this broker leads from now on, or whose trace is on from now on.
+        `is_off`: nothing is traced, which is reported only."""
         trace = PartitionTrace(self, topic_id, partition, leader_epoch)
-        trace.report_led(now_ms, start, end, is_turned_on=is_turned_on)
+        trace.report_led(now_ms, is_turned_on=is_turned_on, is_off=is_off)
         return trace
 
     def begin_events(self) -> None:

@@ -58,8 +58,9 @@ CONTROL_KINDS: Final = frozenset({LED, ENDED})
 # Causes of `RELEASED`, `LED` and `ENDED`.
 BY_MEMBER: Final = 1
 MEMBER_LEFT: Final = 2
-NEW_LOG: Final = 1
+LED_WITHOUT_TRACE: Final = 1
 TURNED_ON: Final = 2
+CONTINUED: Final = 3
 TURNED_OFF: Final = 1
 
 
@@ -249,12 +250,12 @@ class TraceBlock:
         part = self._data[begin : begin + entry.row_count * ROW.size]
         base_ms = self.header.begin_ms
         for kind, cause, attempt, group, who, delta_ms, offset, size, extra in ROW.iter_unpack(part):
-            if (
-                offsets is not None
-                and kind not in CONTROL_KINDS
-                and not any(offset <= each < offset + size for each in offsets)
-            ):
-                continue
+            if offsets is not None and kind not in CONTROL_KINDS:
+                for each in offsets:
+                    if offset <= each < offset + size:
+                        break
+                else:
+                    continue
             yield TraceRow(
                 kind,
                 cause,

@@ -49,6 +49,7 @@ from mansio.logs import fields
 from mansio.ports import complete, complete_from
 from mansio.state.share_partition.dead_letters import count_offsets
 from mansio.state.share_partition.fairness.fair_index import FairIndex
+from mansio.state.share_partition.in_flight import NOT_PENDING
 from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import BACKLOG_QUEUES, BASE, RENEW, LoadedState
@@ -523,6 +524,8 @@ class SharePartitionLeader:
             self._timer = None
         if self._key_limits is not None:
             self._key_limits.detach(self.key.number)
+        if self._trace is not None and self._writes:
+            self._report_pending(self._trace)
         self._writes.end()  # their waiters find that this object has ended
         if self.fair_scan is not None:
             self.fair_scan.end(error)
@@ -982,8 +985,16 @@ class SharePartitionLeader:
         if self.partition.trace is not self._trace:
             self._find_trace()
         if (trace := self._trace) is not None:
-            report = trace.report_updates if outcome is None else trace.report_unknown
-            report(self.key.group, write.updates, self._dependencies.clock.wall_ms())
+            group, wall_ms = self.key.group, self._dependencies.clock.wall_ms()
+            if outcome is None:
+                trace.report_updates(group, write.updates, wall_ms)
+            else:
+                changes = [
+                    (change.first, change.last, change.deliveries)
+                    for each in write.updates
+                    for change in each.changes
+                ]
+                trace.report_unknown(group, changes, wall_ms)
         if isinstance(outcome, MansioError):
             error = without_traceback(outcome)
             self._end_after_failed_write(error)
@@ -1013,6 +1024,18 @@ class SharePartitionLeader:
         now_ms = self.now_ms()
         if self.end_error is None and not self.state_machine.counts(now_ms).withheld:
             self.known_state = self.state_machine.snapshot(now_ms)
+
+    def _report_pending(self, trace: PartitionTrace) -> None:
+        """Report the changes that are being written when this object ends: their outcome may never be known."""
+        machine = self._state_machine
+        pending = (
+            [] if machine is None else [each for each in machine.ranges if each.pending_token != NOT_PENDING]
+        )
+        trace.report_unknown(
+            self.key.group,
+            [(each.first, each.last, each.deliveries) for each in pending],
+            self._dependencies.clock.wall_ms(),
+        )
 
     def _find_trace(self) -> None:
         """Use the trace of the partition, if it is one of this leader epoch."""
