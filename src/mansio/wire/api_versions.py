@@ -114,6 +114,8 @@ class ApiKey(IntEnum):
     DESCRIBE_API_KEYS = 20122
     DELETE_API_KEY = 20123
     CONFIRM_HAND_OVER = 20124
+    EXPLAIN_GROUP = 20126
+    COLLECT_GROUP_FACTS = 20127
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -726,6 +728,24 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.EXPLAIN_GROUP,
+        0,
+        0,
+        "group_explanations.explain_group",
+        note="Mansio's own. What keeps a group of any type from going on, with the command that helps; its coordinator "
+        "answers. Topics without DESCRIBE are counted and not named.",
+    ),
+    Api(
+        ApiKey.COLLECT_GROUP_FACTS,
+        0,
+        0,
+        "group_explanations.collect_group_facts",
+        note="Mansio's own, not advertised. What a broker knows of the partitions and clients of a group. "
+        f"{_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -836,6 +856,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_API_KEYS: 0,
     ApiKey.DELETE_API_KEY: 0,
     ApiKey.CONFIRM_HAND_OVER: 0,
+    ApiKey.EXPLAIN_GROUP: 0,
+    ApiKey.COLLECT_GROUP_FACTS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

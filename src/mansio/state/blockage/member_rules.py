@@ -1,0 +1,310 @@
+"""Rules about members, clients and brokers: who should read, or let read, and does not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+from mansio.state.blockage.case import Case, name_of, named, verb
+from mansio.state.blockage.facts import NO_LEADER
+from mansio.state.blockage.findings import Cause, Finding, Impact, by_place, count, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.state.blockage.facts import (
+        GroupFacts,
+        MemberFacts,
+        PartitionFacts,
+        RefusalFacts,
+    )
+
+_REBALANCING: Final = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})
+"""States of a group that has not agreed who reads what."""
+
+SILENT_MS_MIN: Final = 2_000
+"""Time without a heartbeat after which a member may count as stopped, whatever its session timeout."""
+
+IDLE_MS_MIN: Final = 10_000
+"""Time in which no member has asked a share partition with available records for any, after which they are stopped."""
+
+
+def denied(case: Case) -> Iterator[Finding]:
+    """Find clients of the group that are refused what they need."""
+    facts = case.facts
+    if case.is_going_on:
+        return
+    topics = {each.place.topic for each in facts.partitions}
+    clients = {each.client_id for each in facts.members}
+    for each in facts.refusals:
+        is_group = each.resource_type == "group"
+        if not is_group and each.name not in topics:
+            continue
+        if facts.members and (is_group or each.client_id not in clients):
+            continue
+        text = (
+            f"{each.principal} (client {each.client_id or '-'}) is refused {each.operation} on {each.resource_type} "
+            f"{each.name}, {count(each.count, 'time')}, last {seconds(each.ago_ms)} ago"
+        )
+        yield Finding(
+            Cause.DENIED_ACL,
+            Impact.BLOCKS,
+            is_certain=is_group or bool(facts.members),
+            text=text + (f": {each.denied_by}" if each.denied_by else ""),
+            advice=_acl_advice(each),
+            command=each.remedy,
+            records=facts.lag,
+            topic="" if is_group else each.name,
+            principal=each.principal,
+            client_id=each.client_id,
+            evidence=(("refusals", each.count), ("last_refusal_ms", each.ago_ms)),
+        )
+
+
+def _acl_advice(refusal: RefusalFacts) -> str:
+    if refusal.denied_by:
+        return "an ACL denies it: remove that ACL, or use another user"
+    return "allow it, if the client is meant to read in this group"
+
+
+def no_leader(case: Case) -> Iterator[Finding]:
+    """Find partitions without a leader."""
+    lost = [each for each in case.facts.partitions if each.leader == NO_LEADER]
+    if not lost:
+        return
+    case.mark_explained(lost)
+    missing = sorted({node_id for each in lost for node_id in each.missing_brokers})
+    brokers = f": broker {', '.join(map(str, missing))}, which has the records, is down" if missing else ""
+    first = min(lost, key=by_place)
+    yield Finding(
+        Cause.NO_LEADER,
+        Impact.BLOCKS,
+        is_certain=True,
+        text=f"{named(lost)} {'has' if len(lost) == 1 else 'have'} no leader{brokers}",
+        advice="start these brokers: an election of a replica that is not in sync (elect --unclean) loses records",
+        command=f"mansio cluster partitions --topic {quote(first.place.topic)} --only offline",
+        topic=first.place.topic,
+        partition=first.place.partition,
+        evidence=(("partitions", len(lost)),),
+    )
+
+
+def no_answer(case: Case) -> Iterator[Finding]:
+    """Find leaders that did not say what they know."""
+    silent: dict[int, list[PartitionFacts]] = defaultdict(list)
+    for each in case.open_partitions():
+        if each.error:
+            silent[each.leader].append(each)
+    for leader, parts in sorted(silent.items()):
+        case.mark_explained(parts)
+        first = min(parts, key=by_place)
+        yield Finding(
+            Cause.NO_ANSWER,
+            Impact.SLOWS,
+            is_certain=False,
+            text=f"broker {leader}, which leads {named(parts)}, did not answer: {first.error}",
+            advice="see whether the broker is overloaded or cut off",
+            command="mansio cluster status",
+            topic=first.place.topic,
+            partition=first.place.partition,
+            evidence=(("broker", leader), ("partitions", len(parts))),
+        )
+
+
+def no_member(case: Case) -> Iterator[Finding]:
+    """Find whether the group, or one of its topics, has no reader."""
+    facts = case.facts
+    waiting: dict[str, list[PartitionFacts]] = defaultdict(list)
+    for each in case.open_partitions():
+        share = each.share
+        is_used = share is not None and (share.holders or share.waiting_receives)
+        if case.stands_still(each) and each.place not in case.members and not is_used:
+            waiting[each.place.topic].append(each)
+    if not waiting or facts.state in _REBALANCING:
+        return
+    if not facts.members:
+        parts = [each for parts in waiting.values() for each in parts]
+        if case.is_going_on:
+            return
+        case.mark_explained(parts)
+        lag = sum(each.lag for each in parts)
+        # A finding about the group: it names no topic, so that a caller sees it whatever topics it may know.
+        yield Finding(
+            Cause.NO_MEMBER,
+            Impact.BLOCKS,
+            is_certain=True,
+            text=f"it has no member; {count(lag, 'record')} wait in {count(len(parts), 'partition')}",
+            advice="start its consumers",
+            command=_reading_command(facts, min(parts, key=by_place)),
+            records=lag,
+            evidence=(("members", 0), ("lag", lag), ("partitions", len(parts))),
+        )
+        return
+    for topic, parts in sorted(waiting.items()):
+        case.mark_explained(parts)
+        lag = sum(each.lag for each in parts)
+        yield Finding(
+            Cause.NO_MEMBER,
+            Impact.BLOCKS,
+            is_certain=True,
+            text=f"no member reads {named(parts)}, where {count(lag, 'record')} wait",
+            advice="let a consumer of the group subscribe to the topic",
+            command=_reading_command(facts, parts[0]),
+            records=lag,
+            topic=topic,
+            partition=parts[0].place.partition,
+            evidence=(("members", len(facts.members)), ("lag", lag), ("partitions", len(parts))),
+        )
+
+
+def _reading_command(facts: GroupFacts, part: PartitionFacts) -> str:
+    option = "--share-group" if facts.is_share else "--group"
+    return f"mansio consume {quote(part.place.topic)} {option} {quote(facts.group)}"
+
+
+def rebalance(case: Case) -> Iterator[Finding]:
+    """Find whether a rebalance waits for members."""
+    facts = case.facts
+    awaited = [each for each in facts.members if each.is_awaited]
+    if facts.state not in _REBALANCING or not awaited or case.is_going_on:
+        return
+    first = awaited[0]
+    others = f" and {count(len(awaited) - 1, 'other')}" if len(awaited) > 1 else ""
+    left = f", for {seconds(facts.rebalance_ms)} at most" if facts.rebalance_ms >= 0 else ""
+    case.stopped.update(each.member_id for each in awaited)
+    case.mark_explained(each for each in facts.partitions if each.lag > 0)
+    yield Finding(
+        Cause.REBALANCE,
+        Impact.BLOCKS,
+        is_certain=True,
+        text=f"a rebalance waits for {name_of(first)}{others}, which {verb(awaited)} not joined again{left}",
+        advice="a member joins again when it polls: look at what its handler does, or restart it",
+        command=f"mansio group describe {quote(facts.group)}",
+        records=facts.lag,
+        member_id=first.member_id,
+        client_id=first.client_id,
+        evidence=(
+            ("awaited", len(awaited)),
+            ("members", len(facts.members)),
+            ("left_ms", facts.rebalance_ms),
+        ),
+    )
+
+
+def stopped_member(case: Case) -> Iterator[Finding]:
+    """Find members that have stopped: they send no heartbeats, or do not ask for records."""
+    facts = case.facts
+    by_place_ = {each.place: each for each in facts.partitions}
+    for member in facts.members:
+        if member.silent_ms < SILENT_MS_MIN or member.silent_ms * 2 < member.session_ms:
+            continue
+        parts = [by_place_[each] for each in member.places if each in by_place_]
+        held = sum(
+            holder.leased
+            for each in facts.partitions
+            if each.share is not None
+            for holder in each.share.holders
+            if holder.member_id == member.member_id
+        )
+        waiting = [each for each in parts if case.stands_still(each)]
+        if not waiting and not held:
+            continue
+        case.stopped.add(member.member_id)
+        if not facts.is_share:
+            case.mark_explained(parts)
+        lag = sum(each.lag for each in waiting)
+        left_ms = max(member.session_ms - member.silent_ms, 0)
+        yield Finding(
+            Cause.STOPPED_MEMBER,
+            Impact.BLOCKS,
+            is_certain=True,
+            text=(
+                f"{name_of(member)} has sent no heartbeat for {seconds(member.silent_ms)}; "
+                f"{count(held, 'leased record') if held else count(lag, 'record')} wait for it"
+            ),
+            advice=f"restart it; without it, others take over when its session ends, in {seconds(left_ms)}",
+            command=f"mansio group describe {quote(facts.group)}",
+            records=held or lag,
+            member_id=member.member_id,
+            client_id=member.client_id,
+            evidence=(("silent_ms", member.silent_ms), ("session_ms", member.session_ms), ("leased", held)),
+        )
+    if facts.is_share:
+        yield from _unasked(case)
+
+
+def _unasked(case: Case) -> Iterator[Finding]:
+    """Find share partitions with available records for which no member asks, although it is not busy with others."""
+    busy = {
+        holder.member_id
+        for each in case.facts.partitions
+        if each.share is not None
+        for holder in each.share.holders
+    }
+    found: dict[str, list[PartitionFacts]] = defaultdict(list)
+    for each in case.open_partitions():
+        share, member = each.share, case.members.get(each.place)
+        if share is None or member is None or member.member_id in busy | case.stopped:
+            continue
+        if (
+            case.stands_still(each)
+            and share.has_available
+            and not share.waiting_receives
+            and share.idle_ms >= IDLE_MS_MIN
+        ):
+            found[member.member_id].append(each)
+    for member_id, parts in sorted(found.items()):
+        case.mark_explained(parts)
+        case.stopped.add(member_id)
+        member = case.members[parts[0].place]
+        idle_ms = min(each.share.idle_ms for each in parts if each.share is not None)
+        lag = sum(each.lag for each in parts)
+        yield Finding(
+            Cause.STOPPED_MEMBER,
+            Impact.BLOCKS,
+            is_certain=False,
+            text=(
+                f"{name_of(member)} sends heartbeats but has asked for no record of {named(parts)} for "
+                f"{seconds(idle_ms)}; {count(lag, 'record')} wait"
+            ),
+            advice="its program has stopped polling: look at what it does, or restart it",
+            command=f"mansio group describe {quote(case.facts.group)}",
+            records=lag,
+            topic=parts[0].place.topic,
+            partition=parts[0].place.partition,
+            member_id=member_id,
+            client_id=member.client_id,
+            evidence=(("idle_ms", idle_ms), ("lag", lag)),
+        )
+
+
+def quota(case: Case) -> Iterator[Finding]:
+    """Find clients of the group that pause, because they have exceeded a quota."""
+    facts = case.facts
+    if facts.lag <= 0:
+        return
+    clients: dict[str, MemberFacts] = {each.client_id: each for each in facts.members}
+    for each in facts.throttles:
+        member = clients.get(each.client_id)
+        if member is None or each.pause_ms <= 0:
+            continue
+        stands_still = not case.is_going_on
+        if stands_still:
+            case.mark_explained(part for part in facts.partitions if part.place in member.places)
+        yield Finding(
+            Cause.QUOTA,
+            Impact.BLOCKS if stands_still else Impact.SLOWS,
+            is_certain=True,
+            text=(
+                f"client {each.client_id} of {each.user} is throttled for {seconds(each.pause_ms)} more: it may read "
+                f"{each.rate:,} bytes/s"
+            ),
+            advice="raise the quota, if the broker can afford it",
+            command=f"mansio quota set {each.quota} --consumer-byte-rate {each.rate * 2}",
+            records=facts.lag,
+            member_id=member.member_id,
+            client_id=each.client_id,
+            principal=f"User:{each.user}",
+            evidence=(("pause_ms", each.pause_ms), ("bytes_per_second", each.rate)),
+        )
