@@ -64,6 +64,7 @@ FEATURES = {
         "T5": "Metrics, trace context, probes that detect a stalled event loop",
         "T6": "Hot partitions: detection, explanation, remedy",
         "T7": "A web console",
+        "T8": "`mansio why GROUP`: what keeps a group from going on, with the remedy",
     },
     "Cluster": {
         "C1": "Leader election by etcd; replication with an in-sync set",
@@ -116,7 +117,7 @@ PARTLY = {
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, user, acl, "
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, why, dlq, delayed, schedule, quota, user, acl, "
     "token, pipeline, config, context, data, doctor, demo",
     "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
