@@ -22,6 +22,8 @@ class Case:
     """The facts, what is derived from them once, and the partitions whose standstill is explained already."""
 
     facts: GroupFacts
+    hidden: frozenset[str] = frozenset()
+    """Topics that the caller may not know; the facts have other names for them."""
     explained: set[Place] = field(default_factory=set)
     members: dict[Place, MemberFacts] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.state.blockage.case import Case, name_of, named, verb
 from mansio.state.blockage.facts import NO_LEADER
-from mansio.state.blockage.findings import Cause, Finding, Impact, by_place, count, seconds
+from mansio.state.blockage.findings import Cause, Finding, Impact, count, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mansio.state.blockage.facts import (
-        GroupFacts,
         MemberFacts,
         PartitionFacts,
-        RefusalFacts,
     )
 
 _REBALANCING: Final = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})
@@ -31,7 +29,7 @@ IDLE_MS_MIN: Final = 10_000
 
 
 def denied(case: Case) -> Iterator[Finding]:
-    """Find clients of the group that are refused what they need."""
+    """Find clients of the group that are refused what they need. If it has no member, this is why."""
     facts = case.facts
     if case.is_going_on:
         return
@@ -43,16 +41,24 @@ def denied(case: Case) -> Iterator[Finding]:
             continue
         if facts.members and (is_group or each.client_id not in clients):
             continue
-        text = (
-            f"{each.principal} (client {each.client_id or '-'}) is refused {each.operation} on {each.resource_type} "
-            f"{each.name}, {count(each.count, 'time')}, last {seconds(each.ago_ms)} ago"
-        )
+        waiting = ""
+        if not facts.members:
+            case.mark_explained(facts.partitions)
+            waiting = f"it has no member, and {count(facts.lag, 'record')} wait: "
         yield Finding(
             Cause.DENIED_ACL,
             Impact.BLOCKS,
             is_certain=is_group or bool(facts.members),
-            text=text + (f": {each.denied_by}" if each.denied_by else ""),
-            advice=_acl_advice(each),
+            text=(
+                f"{waiting}{each.principal} (client {each.client_id or '-'}) is refused {each.operation} on "
+                f"{each.resource_type} {each.name}, {count(each.count, 'time')}, last {seconds(each.ago_ms)} ago"
+                f"{f': {each.denied_by}' if each.denied_by else ''}"
+            ),
+            advice=(
+                "an ACL denies it: remove that ACL, or use another user"
+                if each.denied_by
+                else "allow it, if the client is meant to read in this group"
+            ),
             command=each.remedy,
             records=facts.lag,
             topic="" if is_group else each.name,
@@ -62,52 +68,48 @@ def denied(case: Case) -> Iterator[Finding]:
         )
 
 
-def _acl_advice(refusal: RefusalFacts) -> str:
-    if refusal.denied_by:
-        return "an ACL denies it: remove that ACL, or use another user"
-    return "allow it, if the client is meant to read in this group"
-
-
 def no_leader(case: Case) -> Iterator[Finding]:
-    """Find partitions without a leader."""
-    lost = [each for each in case.facts.partitions if each.leader == NO_LEADER]
-    if not lost:
-        return
-    case.mark_explained(lost)
-    missing = sorted({node_id for each in lost for node_id in each.missing_brokers})
-    brokers = f": broker {', '.join(map(str, missing))}, which has the records, is down" if missing else ""
-    first = min(lost, key=by_place)
-    yield Finding(
-        Cause.NO_LEADER,
-        Impact.BLOCKS,
-        is_certain=True,
-        text=f"{named(lost)} {'has' if len(lost) == 1 else 'have'} no leader{brokers}",
-        advice="start these brokers: an election of a replica that is not in sync (elect --unclean) loses records",
-        command=f"mansio cluster partitions --topic {quote(first.place.topic)} --only offline",
-        topic=first.place.topic,
-        partition=first.place.partition,
-        evidence=(("partitions", len(lost)),),
-    )
+    """Find topics with partitions without a leader."""
+    lost: dict[str, list[PartitionFacts]] = defaultdict(list)
+    for each in case.facts.partitions:
+        if each.leader == NO_LEADER:
+            lost[each.place.topic].append(each)
+    for topic, parts in sorted(lost.items()):
+        case.mark_explained(parts)
+        missing = sorted({node_id for each in parts for node_id in each.missing_brokers})
+        brokers = (
+            f": broker {', '.join(map(str, missing))}, which has the records, is down" if missing else ""
+        )
+        yield Finding(
+            Cause.NO_LEADER,
+            Impact.BLOCKS,
+            is_certain=True,
+            text=f"{named(parts)} {'has' if len(parts) == 1 else 'have'} no leader{brokers}",
+            advice="start these brokers (cluster elect --unclean would give up records)",
+            command=f"mansio cluster partitions --topic {quote(topic)} --only offline",
+            topic=topic,
+            partition=min(each.place.partition for each in parts),
+            evidence=(("partitions", len(parts)),),
+        )
 
 
 def no_answer(case: Case) -> Iterator[Finding]:
-    """Find leaders that did not say what they know."""
-    silent: dict[int, list[PartitionFacts]] = defaultdict(list)
+    """Find leaders that did not answer, or could not."""
+    silent: dict[tuple[int, str], list[PartitionFacts]] = defaultdict(list)
     for each in case.open_partitions():
         if each.error:
-            silent[each.leader].append(each)
-    for leader, parts in sorted(silent.items()):
+            silent[each.leader, each.place.topic].append(each)
+    for (leader, topic), parts in sorted(silent.items()):
         case.mark_explained(parts)
-        first = min(parts, key=by_place)
         yield Finding(
             Cause.NO_ANSWER,
-            Impact.SLOWS,
+            Impact.SLOWS if case.is_going_on else Impact.BLOCKS,
             is_certain=False,
-            text=f"broker {leader}, which leads {named(parts)}, did not answer: {first.error}",
+            text=f"broker {leader}, which leads {named(parts)}, did not answer: {parts[0].error}",
             advice="see whether the broker is overloaded or cut off",
             command="mansio cluster status",
-            topic=first.place.topic,
-            partition=first.place.partition,
+            topic=topic,
+            partition=min(each.place.partition for each in parts),
             evidence=(("broker", leader), ("partitions", len(parts))),
         )
 
@@ -136,7 +138,7 @@ def no_member(case: Case) -> Iterator[Finding]:
             is_certain=True,
             text=f"it has no member; {count(lag, 'record')} wait in {count(len(parts), 'partition')}",
             advice="start its consumers",
-            command=_reading_command(facts, min(parts, key=by_place)),
+            command=_reading_command(case, parts),
             records=lag,
             evidence=(("members", 0), ("lag", lag), ("partitions", len(parts))),
         )
@@ -150,7 +152,7 @@ def no_member(case: Case) -> Iterator[Finding]:
             is_certain=True,
             text=f"no member reads {named(parts)}, where {count(lag, 'record')} wait",
             advice="let a consumer of the group subscribe to the topic",
-            command=_reading_command(facts, parts[0]),
+            command=_reading_command(case, parts),
             records=lag,
             topic=topic,
             partition=parts[0].place.partition,
@@ -158,9 +160,13 @@ def no_member(case: Case) -> Iterator[Finding]:
         )
 
 
-def _reading_command(facts: GroupFacts, part: PartitionFacts) -> str:
-    option = "--share-group" if facts.is_share else "--group"
-    return f"mansio consume {quote(part.place.topic)} {option} {quote(facts.group)}"
+def _reading_command(case: Case, parts: list[PartitionFacts]) -> str:
+    """Return the command that reads the first of these topics that the caller may know."""
+    group = quote(case.facts.group)
+    topic = min((each.place.topic for each in parts if each.place.topic not in case.hidden), default=None)
+    if topic is None:
+        return f"mansio group describe {group}"
+    return f"mansio consume {quote(topic)} {'--share-group' if case.facts.is_share else '--group'} {group}"
 
 
 def rebalance(case: Case) -> Iterator[Finding]:

@@ -31,9 +31,9 @@ RULES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
     member_rules.rebalance,
     member_rules.stopped_member,
     record_rules.dead_letters_wait,
+    record_rules.open_transaction,
     record_rules.poison,
     member_rules.quota,
-    record_rules.open_transaction,
     record_rules.locks_taken,
     record_rules.key_in_flight,
     record_rules.key_limit,
@@ -46,8 +46,9 @@ RULES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
 
 
 def explain(facts: GroupFacts, *, hidden_topics: frozenset[str] = frozenset()) -> Explanation:
-    """Return what keeps a group from going on. `hidden_topics`: topics that the caller may not know."""
-    case = Case(facts)
+    """Return what keeps a group from going on. `hidden_topics`: topics that the caller may not know, by the names that
+    the facts have instead; findings about them are left out."""
+    case = Case(facts, hidden_topics)
     findings: list[Finding] = []
     for rule in RULES:
         findings += rule(case)

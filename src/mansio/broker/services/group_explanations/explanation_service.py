@@ -89,29 +89,44 @@ class ExplanationService:
         facts = await self._facts(group, sample_ms)
         if facts.state == DEAD_STATE and not any(each.resource_type == "group" for each in facts.refusals):
             raise GroupIdNotFound(f"there is no group {group!r}")
-        topics = {each.place.topic for each in facts.partitions}
-        hidden = topics - self._allowed(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics)
-        return explain(self._redacted(facts, topics, caller), hidden_topics=frozenset(hidden))
+        if not self._authorization.is_enforced_for(caller):
+            return explain(facts)
+        redacted, hidden = self._redacted(facts, caller)
+        return explain(redacted, hidden_topics=hidden)
 
     def _allowed(
         self, caller: Caller, operation: Operation, kind: ResourceType, names: Collection[str]
     ) -> set[str]:
         return set(self._authorization.allowed_names(caller, operation, kind, names))
 
-    def _redacted(self, facts: GroupFacts, topics: Collection[str], caller: Caller) -> GroupFacts:
-        """Return facts without what the caller may not see, but for the names of topics."""
-        if not self._authorization.is_enforced_for(caller):
-            return facts
+    def _redacted(self, facts: GroupFacts, caller: Caller) -> tuple[GroupFacts, frozenset[str]]:
+        """Return facts without what the caller may not see, and the names that they have for its topics: so no text
+        that is made of these facts can contain it."""
+        topics = {each.place.topic for each in facts.partitions}
+        shown = self._allowed(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics)
         readable = self._allowed(caller, Operation.READ, ResourceType.TOPIC, topics)
         ids = {each.transactional_id for each in facts.transactions}
         known = self._allowed(caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, ids)
-        return replace(
+        names = {name: f"(topic {number})" for number, name in enumerate(sorted(topics - shown), 1)}
+
+        def place_of(place: Place) -> Place:
+            return Place(names.get(place.topic, place.topic), place.partition)
+
+        redacted = replace(
             facts,
+            members=tuple(replace(each, places=tuple(map(place_of, each.places))) for each in facts.members),
             partitions=tuple(
-                each if each.place.topic in readable else _without_key(each) for each in facts.partitions
+                replace(
+                    each if each.place.topic in readable else _without_key(each), place=place_of(each.place)
+                )
+                for each in facts.partitions
             ),
             transactions=tuple(each for each in facts.transactions if each.transactional_id in known),
+            refusals=tuple(
+                each for each in facts.refusals if each.resource_type == "group" or each.name in shown
+            ),
         )
+        return redacted, frozenset(names.values())
 
     # ------------------------------------------------------------------ facts
 

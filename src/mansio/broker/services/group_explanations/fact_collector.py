@@ -21,7 +21,7 @@ from mansio.broker.services.authorization import requester_of
 from mansio.errors import GroupIdNotFound, MansioError
 from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acl_words import acl_text, adding_command, word_of
-from mansio.state.authorization.acls import WILDCARD, Acl, PatternType, Permission
+from mansio.state.authorization.acls import WILDCARD, Acl, Operation, PatternType, Permission
 from mansio.state.blockage.broker_facts import BrokerFacts, PartitionReport
 from mansio.state.blockage.facts import (
     UNKNOWN,
@@ -283,7 +283,9 @@ class FactCollector:
                     each.name,
                     principal,
                     WILDCARD,
-                    each.operation,
+                    Operation.READ
+                    if each.operation is Operation.DESCRIBE
+                    else each.operation,  # READ implies it
                     Permission.ALLOW,
                 )
                 remedy, denied_by = adding_command(missing), ""
