@@ -57,7 +57,7 @@ def topic_on(client: mansio.blocking.Client, name: str, replicas: list[list[int]
     """A topic whose partitions have these replicas, with some records in each."""
     settings = {key.replace("_", "."): value for key, value in config.items()}
     client.admin.create_topic(name, partitions=len(replicas), replication_factor=1, config=settings)
-    moves = {mansio.TopicPartition(name, index): nodes for index, nodes in enumerate(replicas)}
+    moves: dict[tuple[str, int], list[int]] = {(name, index): nodes for index, nodes in enumerate(replicas)}
     client.admin.cluster.alter_reassignments(moves)
     wait_until(lambda: not client.admin.cluster.list_reassignments(), what="the replicas in their places")
     for index in range(len(replicas)):
