@@ -346,9 +346,9 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         (
             _need(_DESCRIBE_GROUP, place=_WHOLE),
             _need(_DESCRIBE_TOPIC, place=Place.OMITTED),
-            _need(_READ_TOPIC, place=Place.OMITTED, when="keys of records"),
             _need(_DESCRIBE_TRANSACTION, place=Place.OMITTED, when="its transactional ids"),
         ),
+        note="Keys of records are left out without READ TOPIC.",
     ),
     ApiKey.COLLECT_GROUP_FACTS: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.CHECK_AUTHORIZATION: Row(

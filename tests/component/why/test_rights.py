@@ -69,7 +69,7 @@ def try_to_read(broker: SaslBroker, topic: str, group: str) -> None:
 def explained(broker: SaslBroker, group: str, user: str = "admin") -> Any:
     shell = Shell(broker.address)
     shell.environment |= {"MANSIO_USER": user, "MANSIO_PASSWORD": PASSWORD}
-    return shell.json("why", group, "--sample", "0.2s")
+    return shell.json("why", group, "--sample", "200ms")
 
 
 @pytest.mark.row("T8")

@@ -15,7 +15,12 @@ from mansio.broker.coordinator.group.fact_requests import (
 )
 from mansio.broker.routing.caller import Caller, ClientSession
 from mansio.broker.services.quotas import THROTTLED_MAX, ActiveQuotas, QuotaCounters
-from mansio.broker.services.recent_refusals import REFUSAL_MS_MAX, REFUSALS_MAX, RecentRefusals
+from mansio.broker.services.recent_refusals import (
+    LOOK_UPS,
+    REFUSAL_MS_MAX,
+    REFUSALS_MAX,
+    RecentRefusals,
+)
 from mansio.state.audit.audit_merger import OTHER_RESOURCES
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.blockage.broker_facts import AskedPartition, BrokerFacts, PartitionReport
@@ -98,9 +103,29 @@ def refusals() -> tuple[RecentRefusals, Now, list[Any]]:
     return RecentRefusals(clock, forward), clock, forwarded
 
 
-def refuse(recent: RecentRefusals, name: str, *, user: str = "eve", kind: Any = ResourceType.GROUP) -> None:
-    caller = Caller(ClientSession(user), "client", "10.0.0.1")
-    recent.report(caller, Operation.READ, kind, name)
+def refuse(
+    recent: RecentRefusals,
+    name: str,
+    *,
+    user: str = "eve",
+    kind: Any = ResourceType.GROUP,
+    operation: Operation = Operation.READ,
+    api: str = "",
+) -> None:
+    caller = Caller(ClientSession(user), "client", "10.0.0.1", api=api)
+    recent.report(caller, operation, kind, name)
+
+
+def test_refusals_of_producers_and_administrators_do_not_explain_a_group() -> None:
+    recent, _, forwarded = refusals()
+    refuse(recent, "t", kind=ResourceType.TOPIC, operation=Operation.WRITE, api="PRODUCE")
+    refuse(recent, "g", operation=Operation.DELETE, api="DELETE_GROUPS")
+    refuse(recent, "g", operation=Operation.DESCRIBE, api="EXPLAIN_GROUP")
+    assert recent.of("g", {"t"}) == []
+    refuse(recent, "g", operation=Operation.DESCRIBE, api="FIND_COORDINATOR")
+    assert [each.operation for each in recent.of("g", {"t"})] == [Operation.DESCRIBE]
+    assert len(forwarded) == 4
+    assert set(ApiKey.__members__) >= LOOK_UPS
 
 
 def test_refusals_are_counted_and_forgotten_after_a_while() -> None:

@@ -1,4 +1,4 @@
-"""Recent refusals: which clients were refused operations on groups and topics in the last minutes.
+"""Recent refusals: which clients were refused to read in groups and topics in the last minutes.
 
 The audit stores each refusal; this keeps the last ones in memory, for the answer to why a group does not go on. One
 entry for each client, operation and resource, at most `REFUSALS_MAX` of them; the oldest gives way.
@@ -25,6 +25,19 @@ REFUSAL_MS_MAX: Final = 5 * 60 * 1000
 """Age from which on a refusal is not recent."""
 
 _KINDS: Final = frozenset({ResourceType.GROUP, ResourceType.TOPIC})
+
+LOOK_UPS: Final = frozenset(
+    {
+        "FIND_COORDINATOR",
+        "METADATA",
+        "DESCRIBE_TOPIC_PARTITIONS",
+        "LIST_OFFSETS",
+        "OFFSET_FETCH",
+        "CONSUMER_GROUP_HEARTBEAT",
+        "SHARE_GROUP_HEARTBEAT",
+    }
+)
+"""Names of the APIs with which a consumer looks up what it reads. Other descriptions are those of administrators."""
 
 
 class Refusal(NamedTuple):
@@ -73,6 +86,10 @@ class RecentRefusals:
         self._forward(caller, operation, resource_type, name, event_count=event_count)
         if resource_type not in _KINDS or name == OTHER_RESOURCES:
             return
+        if operation is not Operation.READ and not (
+            operation is Operation.DESCRIBE and caller.api in LOOK_UPS
+        ):
+            return
         key = caller.session.user, caller.client_id, operation, resource_type, name
         entry = self._entries.pop(key, None) or _Entry(caller)
         entry.caller = caller
@@ -83,7 +100,7 @@ class RecentRefusals:
             del self._entries[next(iter(self._entries))]
 
     def of(self, group: str, topics: Collection[str]) -> list[Refusal]:
-        """Return the recent refusals of operations on a group or one of these topics, the last one first."""
+        """Return the recent refusals to read in a group or one of these topics, the last one first."""
         now, found = self._clock.monotonic(), []
         for (_, _, operation, kind, name), entry in reversed(self._entries.items()):
             ago_ms = int((now - entry.last) * 1000)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 POISON_ATTEMPTS_MIN: Final = 3
 """Number of attempts from which on a record counts as delivered again and again."""
 
-POISON_REBALANCES_MIN: Final = 6
-"""Number of rebalances without a commit that show that members fail at the same record: three restarts, each with a
-leave and a join."""
+POISON_REBALANCES_MIN: Final = 4
+"""Number of rebalances without a commit that show that members fail at the same record, in addition to two for each
+member: those of a start, or of a rolling restart."""
 
 OPEN_TRANSACTION_MS_MIN: Final = 10_000
 """Age from which on a transaction that holds readers back is named without a sample."""
@@ -87,7 +87,7 @@ def poison(case: Case) -> Iterator[Finding]:
                 ("due_ms", retried.due_ms),
             ),
         )
-    if facts.is_share or facts.rebalances < POISON_REBALANCES_MIN:
+    if facts.is_share or facts.rebalances < POISON_REBALANCES_MIN + 2 * len(facts.members):
         return
     parts = [each for each in case.open_partitions() if case.stands_still(each) and each.position >= 0]
     if not parts:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.routing.routes import available_leader
@@ -27,7 +27,7 @@ from mansio.broker.services.group_explanations.group_facts import (
     rebalance_left_ms,
     type_of,
 )
-from mansio.errors import GroupIdNotFound, InvalidRequest
+from mansio.errors import GroupIdNotFound, InvalidRequest, Unavailable
 from mansio.host.gather_results import gather_results
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.blockage.broker_facts import AskedPartition
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from mansio.ports import Clock, Scheduler
     from mansio.state.blockage.broker_facts import BrokerFacts, PartitionReport
     from mansio.state.blockage.findings import Explanation
+
+
+EXPLANATIONS_MAX: Final = 32
+"""Maximum number of explanations in progress. More are refused: a forwarded request and those that it leads to have the
+same class, so brokers that explain as many groups as have places could wait for each other in a circle."""
 
 
 class ExplanationService:
@@ -74,19 +79,27 @@ class ExplanationService:
         self._authorization = authorization
         self._clock = clock
         self._scheduler = scheduler
+        self._running = 0
+        """Number of explanations that are in progress."""
 
     async def explain(self, group: str, *, sample_ms: int, caller: Caller) -> Explanation:
         """Return what keeps a group from going on, which needs DESCRIBE for it. `sample_ms`: for how long to look at
         what changes, 0 to look once.
 
         A group that does not exist is explained if a client was refused to read in it; otherwise raises
-        `GroupIdNotFound`. Raises `GroupAuthorizationFailed`, `InvalidGroupId`, `InvalidRequest`, and the errors of the
-        coordinator."""
+        `GroupIdNotFound`. Raises `GroupAuthorizationFailed`, `InvalidGroupId`, `InvalidRequest`, `Unavailable` (too
+        many explanations at once), and the errors of the coordinator."""
         self._authorization.check(caller, Operation.DESCRIBE, ResourceType.GROUP, group)
         check_group_id(group)
         if not 0 <= sample_ms <= SAMPLE_MS_MAX:
             raise InvalidRequest(f"a sample of {sample_ms} ms; 0 to {SAMPLE_MS_MAX}")
-        facts = await self._facts(group, sample_ms)
+        if self._running >= EXPLANATIONS_MAX:
+            raise Unavailable(f"{EXPLANATIONS_MAX} groups are being explained here; try again")
+        self._running += 1
+        try:
+            facts = await self._facts(group, sample_ms)
+        finally:
+            self._running -= 1
         if facts.state == DEAD_STATE and not any(each.resource_type == "group" for each in facts.refusals):
             raise GroupIdNotFound(f"there is no group {group!r}")
         if not self._authorization.is_enforced_for(caller):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.services.authorization import requester_of
 from mansio.errors import GroupIdNotFound, MansioError
+from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acl_words import acl_text, adding_command, word_of
 from mansio.state.authorization.acls import WILDCARD, Acl, Operation, PatternType, Permission
@@ -130,9 +131,12 @@ class FactCollector:
         """Return the facts of this broker. `led`: partitions that it should lead; `places`: all of the group."""
         turns = ItemTurns(self._scheduler)
         before: dict[Place, _Sample] = {}
-        for each in led:
-            await turns.next()
-            before[each.place] = await self._sample(group, each.place, is_share=is_share)
+
+        async def sample(place: Place) -> None:
+            before[place] = await self._sample(group, place, is_share=is_share)
+
+        works = [sample(each.place) for each in led]
+        await gather_results(self._scheduler, works, name="facts of a group", has_turns=True)
         throttles = {(each.user, each.client_id): each for each in self._throttles()}
         if sample_ms > 0:
             await self._scheduler.sleep(min(sample_ms, SAMPLE_MS_MAX))
