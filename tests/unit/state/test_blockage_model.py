@@ -32,6 +32,7 @@ from mansio.state.blockage.facts import (
 )
 from mansio.state.blockage.findings import FINDINGS_MAX, Cause, Impact, Status, order
 from mansio.state.blockage.rules import explain
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -486,3 +487,9 @@ def test_findings_about_hidden_topics_are_left_out(facts: GroupFacts, hidden: se
     assert all(each.topic not in hidden for each in found.findings)
     assert found.hidden_topics == len({each.place.topic for each in facts.partitions} & hidden)
     assert (found.status, found.lag, found.done) == (everything.status, everything.lag, everything.done)
+
+
+def test_the_guide_has_each_cause_in_the_order_of_the_answers() -> None:
+    lines = (ROOT / "docs/how-to/why-a-group-waits.md").read_text().splitlines()
+    named = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert named == [*Status, *Cause]

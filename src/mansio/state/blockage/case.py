@@ -25,16 +25,24 @@ class Case:
     hidden: frozenset[str] = frozenset()
     """Topics that the caller may not know; the facts have other names for them."""
     explained: set[Place] = field(default_factory=set)
-    members: dict[Place, MemberFacts] = field(default_factory=dict)
+    members: dict[Place, list[MemberFacts]] = field(default_factory=dict)
+    """The members to which a partition is assigned: one of an ordinary group, several of a share group."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Number of records that each member has leased."""
     stopped: set[str] = field(default_factory=set)
     """Ids of members that an earlier rule has found."""
 
     def __post_init__(self) -> None:
         for member in self.facts.members:
-            self.members.update(dict.fromkeys(member.places, member))
+            for place in member.places:
+                self.members.setdefault(place, []).append(member)
+        for share in (each.share for each in self.facts.partitions):
+            for holder in () if share is None else share.holders:
+                self.held[holder.member_id] = self.held.get(holder.member_id, 0) + holder.leased
 
     @property
     def is_going_on(self) -> bool:
+        """Whether the group has done a record during the sample."""
         return self.facts.done > 0
 
     def stands_still(self, part: PartitionFacts) -> bool:
@@ -55,26 +63,30 @@ class Case:
 
 
 def share_partitions(case: Case) -> list[tuple[PartitionFacts, ShareFacts]]:
+    """Return the partitions of a share group that no earlier rule has explained, with their delivery state."""
     return [(each, each.share) for each in case.open_partitions() if each.share is not None]
 
 
 def named(parts: list[PartitionFacts]) -> str:
-    """Return the names of partitions of one topic, or of some of them."""
-    named = [str(each.place) for each in sorted(parts, key=by_place)[:NAMED_MAX]]
-    more = len(parts) - len(named)
-    return ", ".join(named) + (f" and {count(more, 'other')}" if more else "")
+    """Return the names of partitions, of many only some."""
+    names = [str(each.place) for each in sorted(parts, key=by_place)[:NAMED_MAX]]
+    more = len(parts) - len(names)
+    return ", ".join(names) + (f" and {count(more, 'other')}" if more else "")
 
 
 def name_of(member: MemberFacts) -> str:
+    """Return how a text names a member."""
     host = member.client_host.removeprefix("/")
     return f"member {member.member_id} (client {member.client_id or '-'}{f' at {host}' if host else ''})"
 
 
 def verb(members: list[MemberFacts]) -> str:
+    """Return the verb for one or several members."""
     return "has" if len(members) == 1 else "have"
 
 
 def seeing_command(place: Place, offset: int) -> str:
+    """Return the command that shows one record."""
     return (
         f"mansio consume {quote(place.topic)} --partition {place.partition} --from-offset {offset} --max 1 "
         "--exit-at-end"

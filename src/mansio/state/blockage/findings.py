@@ -1,8 +1,7 @@
-"""What keeps a group from going on: types of the answer, and `explain`, which finds it from facts.
+"""What keeps a group from going on: the types of the answer, and how it is made of what the rules have found.
 
-Each cause has a rule in `rules`. A rule looks at facts only and returns findings; `explain` orders them: what blocks
-the group before what slows it, what is certain before what is likely, and causes before their consequences, in the
-order of `Cause`.
+Findings are ordered: what blocks the group before what slows it, what is certain before what is likely, and causes
+before their consequences, in the order of `Cause`.
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ def _summary(facts: GroupFacts, status: Status, findings: list[Finding], hidden:
         text = f"{name}: nothing blocks it; progressing{speed} with {lag}"
     elif facts.lag == 0:
         text = (
-            f"{name}: nothing found that blocks it; its lag is not known, because it has committed no offset of "
+            f"{name}: nothing found that blocks it; its lag is not known, because it has no position in "
             f"{count(_unknown(facts), 'partition')}"
         )
     else:

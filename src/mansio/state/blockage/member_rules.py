@@ -6,7 +6,7 @@ from collections import defaultdict
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from mansio.state.blockage.case import Case, name_of, named, verb
+from mansio.state.blockage.case import Case, name_of, named, share_partitions, verb
 from mansio.state.blockage.facts import NO_LEADER
 from mansio.state.blockage.findings import Cause, Finding, Impact, count, seconds
 
@@ -201,18 +201,12 @@ def rebalance(case: Case) -> Iterator[Finding]:
 def stopped_member(case: Case) -> Iterator[Finding]:
     """Find members that have stopped: they send no heartbeats, or do not ask for records."""
     facts = case.facts
-    by_place_ = {each.place: each for each in facts.partitions}
+    facts_of = {each.place: each for each in facts.partitions}
     for member in facts.members:
         if member.silent_ms < SILENT_MS_MIN or member.silent_ms * 2 < member.session_ms:
             continue
-        parts = [by_place_[each] for each in member.places if each in by_place_]
-        held = sum(
-            holder.leased
-            for each in facts.partitions
-            if each.share is not None
-            for holder in each.share.holders
-            if holder.member_id == member.member_id
-        )
+        parts = [facts_of[each] for each in member.places if each in facts_of]
+        held = case.held.get(member.member_id, 0)
         waiting = [each for each in parts if case.stands_still(each)]
         if not waiting and not held:
             continue
@@ -242,28 +236,24 @@ def stopped_member(case: Case) -> Iterator[Finding]:
 
 def _unasked(case: Case) -> Iterator[Finding]:
     """Find share partitions with available records for which no member asks, although it is not busy with others."""
-    busy = {
-        holder.member_id
-        for each in case.facts.partitions
-        if each.share is not None
-        for holder in each.share.holders
-    }
     found: dict[str, list[PartitionFacts]] = defaultdict(list)
-    for each in case.open_partitions():
-        share, member = each.share, case.members.get(each.place)
-        if share is None or member is None or member.member_id in busy | case.stopped:
-            continue
+    members = {each.member_id: each for each in case.facts.members}
+    for each, share in share_partitions(case):
         if (
-            case.stands_still(each)
-            and share.has_available
-            and not share.waiting_receives
-            and share.idle_ms >= IDLE_MS_MIN
+            not case.stands_still(each)
+            or not share.has_available
+            or share.waiting_receives
+            or share.idle_ms < IDLE_MS_MIN
         ):
-            found[member.member_id].append(each)
+            continue
+        readers = (one.member_id for one in case.members.get(each.place, ()))
+        idle = (one for one in readers if one not in case.held and one not in case.stopped)
+        if (member_id := next(idle, None)) is not None:
+            found[member_id].append(each)
     for member_id, parts in sorted(found.items()):
         case.mark_explained(parts)
         case.stopped.add(member_id)
-        member = case.members[parts[0].place]
+        member = members[member_id]
         idle_ms = min(each.share.idle_ms for each in parts if each.share is not None)
         lag = sum(each.lag for each in parts)
         yield Finding(

@@ -1,7 +1,7 @@
 """Rules: each finds one cause that keeps a group from going on.
 
 A rule returns what it finds and may rely on what earlier ones have found: a partition that has no leader has no slow
-handler. The rules are called in the order of `RULES`, from the origin to the consequence.
+handler. They are called in the order of `RULES`, from the origin to the consequence.
 
 Invariants:
 * A group that goes on is not accused: a rule about records that are merely waiting asks whether any were done in the

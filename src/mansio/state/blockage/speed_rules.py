@@ -128,9 +128,9 @@ def _slow_commits(case: Case) -> Iterator[Finding]:
     facts = case.facts
     lags: dict[str, list[PartitionFacts]] = defaultdict(list)
     for each in facts.partitions:
-        member = case.members.get(each.place)
-        if member is not None and member.member_id not in case.stopped and each.lag > 0:
-            lags[member.member_id].append(each)
+        for member in case.members.get(each.place, ()) if each.lag > 0 else ():
+            if member.member_id not in case.stopped:
+                lags[member.member_id].append(each)
     total = sum(each.lag for parts in lags.values() for each in parts)
     stale: dict[str, list[PartitionFacts]] = {}
     for member_id, parts in lags.items():

@@ -29,10 +29,13 @@ from mansio.broker.services.group_explanations.group_facts import (
 )
 from mansio.errors import GroupIdNotFound, InvalidRequest, Unavailable
 from mansio.host.gather_results import gather_results
+from mansio.host.item_turns import ItemTurns
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.blockage.broker_facts import AskedPartition
+from mansio.state.blockage.case import Case
 from mansio.state.blockage.facts import NO_LEADER, UNKNOWN, GroupFacts, PartitionFacts, Place
-from mansio.state.blockage.rules import explain
+from mansio.state.blockage.findings import conclude
+from mansio.state.blockage.rules import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from mansio.metadata.model import Topic
     from mansio.ports import Clock, Scheduler
     from mansio.state.blockage.broker_facts import BrokerFacts, PartitionReport
-    from mansio.state.blockage.findings import Explanation
+    from mansio.state.blockage.findings import Explanation, Finding
 
 
 EXPLANATIONS_MAX: Final = 32
@@ -102,10 +105,15 @@ class ExplanationService:
             self._running -= 1
         if facts.state == DEAD_STATE and not any(each.resource_type == "group" for each in facts.refusals):
             raise GroupIdNotFound(f"there is no group {group!r}")
-        if not self._authorization.is_enforced_for(caller):
-            return explain(facts)
-        redacted, hidden = self._redacted(facts, caller)
-        return explain(redacted, hidden_topics=hidden)
+        hidden: frozenset[str] = frozenset()
+        if self._authorization.is_enforced_for(caller):
+            facts, hidden = self._redacted(facts, caller)
+        case, turns = Case(facts, hidden), ItemTurns(self._scheduler)
+        findings: list[Finding] = []
+        for rule in RULES:
+            findings += rule(case)
+            await turns.next(1 + len(facts.partitions))
+        return conclude(facts, findings, hidden_topics=hidden)
 
     def _allowed(
         self, caller: Caller, operation: Operation, kind: ResourceType, names: Collection[str]
