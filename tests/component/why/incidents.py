@@ -311,6 +311,19 @@ def delayed_records_only(stage: Stage) -> Expected:
     return Expected("delayed-only", f"mansio delayed list {stage.name}", "waits", {"records": 4})
 
 
+def delayed_records_before_a_share_group(stage: Stage) -> Expected:
+    """Behind what it has done the log has control batches only, which are no lag."""
+    stage.set(NO_REST)
+    stage.publish(1)
+    receiver = stage.receiver()
+    (message,) = stage.take(receiver, 1)
+    message.ack()
+    receiver.close()
+    for _ in range(4):
+        stage.client.publish(stage.name, b"later", delay=3_600, partition=0)
+    return Expected("delayed-only", f"mansio delayed list {stage.name}", "waits", {"records": 4})
+
+
 def paused_schedule(stage: Stage) -> Expected:
     stage.publish(1)
     name = f"{stage.name}-tick"
@@ -478,6 +491,7 @@ INCIDENTS: Final[tuple[tuple[Callable[[Stage], Expected], dict[str, Any]], ...]]
     (open_transaction_before_a_consumer, {}),
     (open_transaction_before_a_share_group, {}),
     (delayed_records_only, {"mansio.delay.enable": "true"}),
+    (delayed_records_before_a_share_group, {"mansio.delay.enable": "true"}),
     (paused_schedule, {"mansio.delay.enable": "true"}),
     (hot_partition, {"partitions": 2}),
     (quota, {}),

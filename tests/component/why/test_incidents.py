@@ -11,6 +11,7 @@ import grpc
 import httpx
 import pytest
 
+import mansio
 from component.why.incidents import (
     INCIDENTS,
     NO_REST,
@@ -100,6 +101,23 @@ def test_a_busy_share_group_is_not_accused(broker: TestBroker, order: str) -> No
         receivers = [stage.receiver() for _ in range(2)]
         with working(lambda: _publish_and_acknowledge(stage, receivers)):
             assert_not_accused(stage)
+
+
+@pytest.mark.full
+def test_members_that_start_again_and_commit_do_not_fail_at_a_record(broker: TestBroker) -> None:
+    """As many rebalances as in the incident of a poison record."""
+    stage = Stage(broker, "restarting")
+    with stage.ends:
+        stage.commit()
+        for number in range(4):
+            stage.publish(1)
+            with stage.client.consume(stage.name, group=stage.name, auto_commit=False) as consumer:
+                stage.read(consumer, 1)
+                consumer.commit({mansio.TopicPartition(stage.name, 0): number + 1})
+        stage.publish(1)
+        stage.read(stage.consumer(), 1)
+        causes = {each["cause"] for each in explained(stage)["findings"]}
+        assert "poison-record" not in causes
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from mansio.broker.coordinator.group.fact_requests import (
     response_fields,
 )
 from mansio.broker.routing.caller import Caller, ClientSession
+from mansio.broker.services.group_explanations.explanation_service import redacted
 from mansio.broker.services.quotas import THROTTLED_MAX, ActiveQuotas, QuotaCounters
 from mansio.broker.services.recent_refusals import (
     LOOK_UPS,
@@ -24,6 +25,8 @@ from mansio.broker.services.recent_refusals import (
 from mansio.state.audit.audit_merger import OTHER_RESOURCES
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.blockage.broker_facts import AskedPartition, BrokerFacts, PartitionReport
+from mansio.state.blockage.facts import GroupFacts, Place
+from mansio.state.blockage.rules import explain
 from mansio.state.quota import QuotaEntity, QuotaScope
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
@@ -41,6 +44,35 @@ REPORTS = st.builds(
 TRANSACTIONS: st.SearchStrategy[TransactionFacts] = st.builds(kinds.TransactionFacts, NAMES, COUNTS, COUNTS)
 THROTTLES: st.SearchStrategy[ThrottleFacts] = st.builds(
     kinds.ThrottleFacts, NAMES, NAMES, COUNTS, COUNTS, NAMES
+)
+TOPICS = st.builds(Place, st.sampled_from(["shown", "secret"]), st.integers(0, 2))
+HIDDEN_FACTS = st.builds(
+    GroupFacts,
+    st.just("g"),
+    st.sampled_from(kinds.GroupType),
+    st.just("Stable"),
+    st.lists(
+        st.builds(kinds.MemberFacts, NAMES, NAMES, NAMES, st.lists(TOPICS, max_size=3).map(tuple)), max_size=2
+    ).map(tuple),
+    st.lists(
+        st.builds(
+            kinds.PartitionFacts,
+            TOPICS,
+            st.integers(-1, 2),
+            position=st.just(0),
+            committed_ms=st.just(100_000),
+            log=st.none() | LOGS,
+            share=st.none() | SHARES,
+        ),
+        max_size=5,
+        unique_by=lambda each: each.place,
+    ).map(tuple),
+    st.lists(
+        st.builds(kinds.TransactionFacts, st.sampled_from(["known", "a secret"]), COUNTS, COUNTS), max_size=2
+    ).map(tuple),
+    settled_ms=st.just(100_000),
+    rebalances=st.integers(0, 20),
+    sample_ms=st.just(1_000),
 )
 BROKER_FACTS = st.builds(
     BrokerFacts,
@@ -79,6 +111,26 @@ def test_asked_partitions_come_back_from_a_request(asked: list[AskedPartition], 
     found, places = read_asked_topics(request.topics)
     assert set(found) == {each for each in asked if each.place in led}
     assert set(places) == {each.place for each in asked}
+
+
+@given(HIDDEN_FACTS)
+def test_redacted_facts_contain_nothing_that_the_caller_may_not_see(facts: GroupFacts) -> None:
+    found, hidden = redacted(facts, shown={"shown"}, readable=(), transactional_ids={"known"})
+    assert "secret" not in repr(found)
+    assert "secret" not in repr(explain(found, hidden_topics=hidden))
+    assert all(
+        each.share is None or each.share.held is None or each.share.held.key is None
+        for each in found.partitions
+    )
+    assert {each.transactional_id for each in found.transactions} <= {"known"}
+    assert found.lag == facts.lag
+    everything, none = redacted(
+        facts,
+        shown={"shown", "secret"},
+        readable={"shown", "secret"},
+        transactional_ids={"known", "a secret"},
+    )
+    assert (everything, none) == (facts, frozenset())
 
 
 class Now:

@@ -121,33 +121,15 @@ class ExplanationService:
         return set(self._authorization.allowed_names(caller, operation, kind, names))
 
     def _redacted(self, facts: GroupFacts, caller: Caller) -> tuple[GroupFacts, frozenset[str]]:
-        """Return facts without what the caller may not see, and the names that they have for its topics: so no text
-        that is made of these facts can contain it."""
+        """Return facts without what the caller may not see; see `redacted`."""
         topics = {each.place.topic for each in facts.partitions}
-        shown = self._allowed(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics)
-        readable = self._allowed(caller, Operation.READ, ResourceType.TOPIC, topics)
         ids = {each.transactional_id for each in facts.transactions}
-        known = self._allowed(caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, ids)
-        names = {name: f"(topic {number})" for number, name in enumerate(sorted(topics - shown), 1)}
-
-        def place_of(place: Place) -> Place:
-            return Place(names.get(place.topic, place.topic), place.partition)
-
-        redacted = replace(
+        return redacted(
             facts,
-            members=tuple(replace(each, places=tuple(map(place_of, each.places))) for each in facts.members),
-            partitions=tuple(
-                replace(
-                    each if each.place.topic in readable else _without_key(each), place=place_of(each.place)
-                )
-                for each in facts.partitions
-            ),
-            transactions=tuple(each for each in facts.transactions if each.transactional_id in known),
-            refusals=tuple(
-                each for each in facts.refusals if each.resource_type == "group" or each.name in shown
-            ),
+            shown=self._allowed(caller, Operation.DESCRIBE, ResourceType.TOPIC, topics),
+            readable=self._allowed(caller, Operation.READ, ResourceType.TOPIC, topics),
+            transactional_ids=self._allowed(caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, ids),
         )
-        return redacted, frozenset(names.values())
 
     # ------------------------------------------------------------------ facts
 
@@ -279,6 +261,37 @@ def _positions(entry: GroupEntry, places: Sequence[Place]) -> dict[Place, int]:
 def _committed(entry: GroupEntry, place: Place) -> int | None:
     committed = entry.offsets.get(place.topic, {}).get(place.partition)
     return None if committed is None else committed.offset
+
+
+def redacted(
+    facts: GroupFacts,
+    *,
+    shown: Collection[str],
+    readable: Collection[str],
+    transactional_ids: Collection[str],
+) -> tuple[GroupFacts, frozenset[str]]:
+    """Return facts with other names for all topics but `shown`, so that no text that is made of them can contain the
+    true ones; and these names. Keys are left out unless the topic is `readable`, and so are all transactional ids but
+    `transactional_ids`."""
+    topics = {each.place.topic for each in facts.partitions}
+    topics |= {place.topic for member in facts.members for place in member.places}
+    names = {name: f"(topic {number})" for number, name in enumerate(sorted(topics - set(shown)), 1)}
+
+    def place_of(place: Place) -> Place:
+        return Place(names.get(place.topic, place.topic), place.partition)
+
+    return replace(
+        facts,
+        members=tuple(replace(each, places=tuple(map(place_of, each.places))) for each in facts.members),
+        partitions=tuple(
+            replace(each if each.place.topic in readable else _without_key(each), place=place_of(each.place))
+            for each in facts.partitions
+        ),
+        transactions=tuple(each for each in facts.transactions if each.transactional_id in transactional_ids),
+        refusals=tuple(
+            each for each in facts.refusals if each.resource_type == "group" or each.name in shown
+        ),
+    ), frozenset(names.values())
 
 
 def _without_key(part: PartitionFacts) -> PartitionFacts:
