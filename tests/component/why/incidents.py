@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import mansio
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
@@ -105,10 +106,9 @@ class Stage:
         wait_until(read, what=f"{count} records")
         return found
 
-    def commit(self, offset: int = 0, partitions: int = 1) -> None:
+    def commit(self, offset: int = 0) -> None:
         """Let the group, which has no members, have committed an offset of each partition."""
         self.client.admin.reset_offsets(self.name, [self.name], to=offset)
-        del partitions
 
 
 def consumer_group_without_members(stage: Stage) -> Expected:
@@ -450,10 +450,7 @@ def rebalance_that_waits(stage: Stage) -> Expected:
 
 
 def _join_frame(stage: Stage, member_id: str) -> bytes:
-    from mansio.wire.codec import messages
-
-    fields = _join_fields(stage, member_id)
-    return messages.encode_request(ApiKey.JOIN_GROUP, 3, 1, "raw", fields)
+    return messages.encode_request(ApiKey.JOIN_GROUP, 3, 1, "raw", _join_fields(stage, member_id))
 
 
 def _join_fields(stage: Stage, member_id: str) -> dict[str, Any]:
