@@ -64,6 +64,7 @@ FEATURES = {
         "T5": "Metrics, trace context, probes that detect a stalled event loop",
         "T6": "Hot partitions: detection, explanation, remedy",
         "T7": "A web console",
+        "T8": "`mansio why GROUP`: what keeps a group from going on, with the remedy",
     },
     "Cluster": {
         "C1": "Leader election by etcd; replication with an in-sync set",
@@ -119,6 +120,8 @@ PARTLY = {
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, trace, group, dlq, delayed, schedule, quota, user, "
     "acl, token, pipeline, config, context, data, doctor, demo",
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, why, dlq, delayed, schedule, quota, user, acl, "
+    "token, pipeline, config, context, data, doctor, demo",
     "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
 """Rows of which only a part holds today, and which part."""

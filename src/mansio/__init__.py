@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         PendingRecord,
         RecordId,
     )
+    from mansio.client.admin.explanations import GroupExplanation, GroupFinding
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
     from mansio.client.admin.schedules import CatchUp, Schedule, ScheduleAdmin
@@ -140,6 +141,8 @@ __all__ = [
     "ElectionResult",
     "ElectionType",
     "GroupDescription",
+    "GroupExplanation",
+    "GroupFinding",
     "GroupListing",
     "GroupListings",
     "GroupMember",
@@ -221,6 +224,7 @@ _ADMIN = "mansio.client.admin.admin"
 _CLUSTER = "mansio.client.admin.cluster"
 _DELAYS = "mansio.client.admin.delays"
 _TRACES = "mansio.client.admin.traces"
+_EXPLANATIONS = "mansio.client.admin.explanations"
 _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
 _SCHEDULES = "mansio.client.admin.schedules"
@@ -259,6 +263,8 @@ _LAZY = {
     "ElectionType": _CLUSTER,
     "ElectionResult": _CLUSTER,
     "GroupDescription": _GROUPS,
+    "GroupExplanation": _EXPLANATIONS,
+    "GroupFinding": _EXPLANATIONS,
     "GroupListing": _GROUPS,
     "GroupListings": _GROUPS,
     "GroupMember": _GROUPS,

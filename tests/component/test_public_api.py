@@ -225,6 +225,9 @@ class Program:
         assert offsets[self.partition].offset == 1
         lags: dict[Any, mansio.PartitionLag] = await done(admin.group_lag(self.group))
         assert lags[self.partition].lag
+        explained: mansio.GroupExplanation = await done(admin.explain_group(self.group, sample=0))
+        assert explained.lag
+        assert {type(finding) for finding in explained.findings} <= {mansio.GroupFinding}
 
     async def change_offsets_and_groups(self) -> None:
         admin = self.client.admin

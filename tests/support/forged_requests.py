@@ -216,6 +216,13 @@ def _leases(key: ApiKey, **fields: Any) -> Callable[[Target, RequestSender], Ite
     return forge
 
 
+def _facts(target: Target, sender: RequestSender) -> Iterator[Forged]:
+    partition = {"partition_index": 0, "position": 0, "is_led": True}
+    fields = {"group_id": target.group, "is_share": True, "sample_ms": 0}
+    topics = [{"name": target.topic, "partitions": [partition]}]
+    return _in_all_versions(ApiKey.COLLECT_GROUP_FACTS, {**sender._asdict(), **fields, "topics": topics})
+
+
 def _confirmations(_: Target, sender: RequestSender) -> Iterator[Forged]:
     """The session that would end is the one of the sender, as good as any."""
     suspect = {"suspect_id": sender.node_id, "suspect_epoch": sender.broker_epoch}
@@ -273,6 +280,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.FORWARD_REQUEST: _forwarded,
     ApiKey.CONFIRM_HAND_OVER: _confirmations,
     ApiKey.READ_TRACE: _trace_reads,
+    ApiKey.COLLECT_GROUP_FACTS: _facts,
 }
 
 

@@ -350,6 +350,16 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         note="Groups that the user may not DESCRIBE are in the timeline without their names and members.",
     ),
     ApiKey.READ_TRACE: Row(_READS, _BROKERS, brokers_only=True),
+    ApiKey.EXPLAIN_GROUP: Row(
+        _READS,
+        (
+            _need(_DESCRIBE_GROUP, place=_WHOLE),
+            _need(_DESCRIBE_TOPIC, place=Place.OMITTED),
+            _need(_DESCRIBE_TRANSACTION, place=Place.OMITTED, when="its transactional ids"),
+        ),
+        note="Keys of records are left out without READ TOPIC.",
+    ),
+    ApiKey.COLLECT_GROUP_FACTS: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.CHECK_AUTHORIZATION: Row(
         _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="about another user"),)
     ),
@@ -398,6 +408,7 @@ HTTP: Final[Mapping[tuple[str, str], tuple[ApiKey, ...]]] = {
     ("GET", "/groups"): (_A.LIST_GROUPS,),
     ("GET", "/groups/{group}"): (_A.DESCRIBE_GROUPS, _A.CONSUMER_GROUP_DESCRIBE, _A.SHARE_GROUP_DESCRIBE),
     ("DELETE", "/groups/{group}"): (_A.DELETE_GROUPS,),
+    ("GET", "/groups/{group}/why"): (_A.EXPLAIN_GROUP,),
     ("GET", "/groups/{group}/config"): (_A.DESCRIBE_CONFIGS,),
     ("PATCH", "/groups/{group}/config"): (_A.INCREMENTAL_ALTER_CONFIGS,),
     ("GET", "/groups/{group}/offsets"): (_A.OFFSET_FETCH, _A.DESCRIBE_SHARE_GROUP_OFFSETS),
@@ -446,6 +457,7 @@ GRPC: Final[Mapping[str, tuple[ApiKey, ...]]] = {
     "AlterTopic": (_A.INCREMENTAL_ALTER_CONFIGS, _A.CREATE_PARTITIONS),
     "DeleteTopic": (_A.DELETE_TOPICS,),
     "ListGroups": (_A.LIST_GROUPS,),
+    "ExplainGroup": (_A.EXPLAIN_GROUP,),
     "GetGroupOffsets": (_A.OFFSET_FETCH, _A.DESCRIBE_SHARE_GROUP_OFFSETS),
     "ResetGroupOffsets": _RESET_OFFSETS,
     "AlterGroup": (_A.INCREMENTAL_ALTER_CONFIGS,),

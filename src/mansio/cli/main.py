@@ -18,7 +18,7 @@ import typer
 
 import mansio_demo
 from mansio.cli import pipeline
-from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, token, topic, txn, user
+from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, token, topic, txn, user, why
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, delayed, produce, trace
 from mansio.cli.support.common import print_error
@@ -48,6 +48,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("trace")(trace.trace)
 app.add_typer(group.app, name="group")
+app.command("why")(why.why)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(delayed.app, name="delayed")
 app.add_typer(schedule.app, name="schedule")

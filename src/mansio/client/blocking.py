@@ -214,6 +214,7 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
     delete_offsets = blocking(asyncio_admin.Admin.delete_offsets)
     list_groups = blocking(asyncio_admin.Admin.list_groups)
     describe_group = blocking(asyncio_admin.Admin.describe_group)
+    explain_group = blocking(asyncio_admin.Admin.explain_group)
     delete_group = blocking(asyncio_admin.Admin.delete_group)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio import logs
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
+from mansio.broker.coordinator.group.fact_requests import FactRequests
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
 from mansio.broker.coordinator.group.settings import group_settings
@@ -60,6 +61,8 @@ from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.delegation_tokens import DelegationTokenService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
+from mansio.broker.services.group_explanations.explanation_service import ExplanationService
+from mansio.broker.services.group_explanations.fact_collector import FactCollector
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.health import HealthService
 from mansio.broker.services.log_dirs import LogDirService
@@ -69,6 +72,7 @@ from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.reassignments import ReassignmentService
+from mansio.broker.services.recent_refusals import RecentRefusals
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
@@ -258,7 +262,8 @@ class BrokerRuntime:
         )
         self._audit_file: AuditFile | None = None
         self.audit = self._build_audit(authorizer)
-        self.authorization = Authorization(authorizer, self.audit.report_refusal)
+        self.refusals = RecentRefusals(host_ports.clock, self.audit.report_refusal)
+        self.authorization = Authorization(authorizer, self.refusals.report)
         self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random, host_ports.scheduler)
         self.retention = RetentionManager(
             self.partitions,
@@ -538,6 +543,20 @@ class BrokerRuntime:
             password_thread=host_ports.password_thread,
             authorization=authorization,
         )
+        transactions = TransactionService(
+            self.transactions, self.groups, host_ports.clock, self.batch_commits, authorization
+        )
+        group_facts = FactCollector(
+            partitions=self.partitions,
+            shares=self.shares,
+            dead_letters=self.dead_letters,
+            transactions=transactions,
+            quotas=quotas,
+            authorization=authorization,
+            refusals=self.refusals,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+        )
         passwords = PasswordChecker(host_ports.password_thread, host_ports.clock, host_ports.random)
         return BrokerServices(
             request_thread=host_ports.request_thread,
@@ -663,6 +682,23 @@ class BrokerRuntime:
                 host_labels=self.state.host_labels,
             ),
             group_configs=group_configs,
+            group_facts=group_facts,
+            explanations=ExplanationService(
+                node_id=settings.node_id,
+                groups=self.groups,
+                collector=group_facts,
+                state=self.state,
+                others=None
+                if cluster_member is None
+                else FactRequests(
+                    settings.node_id,
+                    cluster_member.broker_epoch,
+                    cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                ),
+                authorization=authorization,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+            ),
             share_service=share_service,
             share_offsets=ShareOffsetService(
                 authorization=authorization,
@@ -739,9 +775,7 @@ class BrokerRuntime:
                 authorization=authorization,
             ),
             transaction_markers=self.markers,
-            transactions=TransactionService(
-                self.transactions, self.groups, host_ports.clock, self.batch_commits, authorization
-            ),
+            transactions=transactions,
             authenticator=authenticator,
             cluster=cluster,
         )

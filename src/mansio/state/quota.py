@@ -159,6 +159,10 @@ class RateLimiter:
         bucket = self._find_bucket(user, client_id, now)
         return 0 if bucket is None else bucket.take(amount, now)
 
+    def quota_of(self, user: str, client_id: str) -> tuple[QuotaScope, float] | None:
+        """Return the quota of a client per second, and the scope of clients that share it; None if it has none."""
+        return find_quota(self._rates, user, client_id[:NAME_CHARACTERS_MAX])
+
     def burst_bytes(self, user: str, client_id: str, now: float) -> int | None:
         """Return the maximum number of bytes that a client may send at once without being throttled; None if it has no
         quota."""
@@ -166,7 +170,7 @@ class RateLimiter:
         return None if bucket is None else max(int(bucket.capacity), 1)
 
     def _find_bucket(self, user: str, client_id: str, now: float) -> TokenBucket | None:
-        found = find_quota(self._rates, user, client_id[:NAME_CHARACTERS_MAX])
+        found = self.quota_of(user, client_id)
         if found is None:
             return None
         scope, rate = found

@@ -116,6 +116,8 @@ class ApiKey(IntEnum):
     CONFIRM_HAND_OVER = 20124
     TRACE_RECORD = 20125
     READ_TRACE = 20130
+    EXPLAIN_GROUP = 20126
+    COLLECT_GROUP_FACTS = 20127
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -741,6 +743,20 @@ _ROWS: Final = (
         0,
         "traces.read_trace",
         note=f"Mansio's own, not advertised. The rows about a record that a broker has. {_BROKERS_ONLY}",
+        ApiKey.EXPLAIN_GROUP,
+        0,
+        0,
+        "group_explanations.explain_group",
+        note="Mansio's own. What keeps a group of any type from going on, with the command that helps; its coordinator "
+        "answers. Topics without DESCRIBE are counted and not named.",
+    ),
+    Api(
+        ApiKey.COLLECT_GROUP_FACTS,
+        0,
+        0,
+        "group_explanations.collect_group_facts",
+        note="Mansio's own, not advertised. What a broker knows of the partitions and clients of a group. "
+        f"{_BROKERS_ONLY}",
         brokers_only=True,
         is_advertised=False,
     ),
@@ -856,6 +872,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.CONFIRM_HAND_OVER: 0,
     ApiKey.TRACE_RECORD: 0,
     ApiKey.READ_TRACE: 0,
+    ApiKey.EXPLAIN_GROUP: 0,
+    ApiKey.COLLECT_GROUP_FACTS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -274,6 +274,14 @@ def test_the_examples_about_history_work_in_their_order(bench: Bench) -> None:
             "shell": "certain: nothing is missing",
         },
     )
+def test_the_examples_about_why_a_group_waits_work_in_their_order(bench: Bench) -> None:
+    expected = {
+        "why": "  mansio consume parcels --share-group couriers\n",
+        "python": "blocked no-member 3\n",
+    }
+    found = examples("docs/how-to/why-a-group-waits.md")
+    assert list(found) == list(expected)
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full

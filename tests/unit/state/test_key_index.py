@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.state.share_partition.free_offsets import FreeOffsets
-from mansio.state.share_partition.key_index import DONE, FREE, LEASED, RESTING, KeyIndex
+from mansio.state.share_partition.key_index import (
+    COUNTED_RECORDS_MAX,
+    DONE,
+    FREE,
+    LEASED,
+    RESTING,
+    KeyIndex,
+)
 from mansio.state.share_partition.key_limits import KeyLimits
 
 if TYPE_CHECKING:
@@ -120,3 +127,42 @@ def test_free_offsets_are_those_that_were_added_and_not_removed(seed: int) -> No
         first = min(model, default=None)
         assert free.first == first
         assert [*free.after_first()] == sorted(model - {first})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_record_that_holds_back_most_others_is_found(seed: int) -> None:
+    """Compared with all records of each key, in order; keys have random numbers of records in random states."""
+    random = Random(seed)
+    for _ in range(60):
+        end = random.randrange(1, 40)
+        keys = {offset: random.randrange(4) for offset in range(end) if random.random() < 0.9}
+        states = {offset: random.choice([FREE, LEASED, RESTING, DONE]) for offset in range(end)}
+        index = KeyIndex(0)
+        index.add(end, keys, [(offset, offset, FREE) for offset in range(end)])
+        for offset, state in states.items():
+            if state != FREE:
+                index.on_changed(offset, offset, state)
+        waiting: dict[int, int] = {}
+        for key in set(keys.values()):
+            left = [each for each in range(end) if keys.get(each) == key and states[each] != DONE]
+            if left and states[left[0]] != FREE:
+                waiting[left[0]] = sum(states[each] == FREE for each in left)
+        most = max(waiting.values(), default=0)
+        found = index.held_back()
+        if not most:
+            assert found is None
+            continue
+        assert found is not None
+        assert (waiting[found.offset], found.waiting, found.total) == (most, most, sum(waiting.values()))
+        assert found.is_complete
+
+
+def test_the_search_for_what_holds_back_others_is_bounded() -> None:
+    index = KeyIndex(0)
+    count = 3 * COUNTED_RECORDS_MAX
+    index.add(count, dict.fromkeys(range(count), KEY), [(0, count - 1, FREE)])
+    index.on_changed(0, 0, LEASED)
+    found = index.held_back()
+    assert found is not None
+    assert (found.offset, found.is_complete) == (0, False)
+    assert COUNTED_RECORDS_MAX - 2 <= found.waiting <= COUNTED_RECORDS_MAX

@@ -276,6 +276,15 @@ class MansioService:
             ]
         )
 
+    async def ExplainGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        sample_ms = request.sample_ms if request.HasField("sample_ms") else 1_000
+        found = asdict(
+            await self._client(context).admin.explain_group(request.group, sample=sample_ms / 1000)
+        )
+        found["group"] = found.pop("group_id")
+        found["findings"] = [pb.GroupFinding(**each) for each in found["findings"]]
+        return pb.GroupExplanation(**found)
+
     async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._client(context).admin.alter_group_config(request.group, _changes(request))
         return pb.Empty()

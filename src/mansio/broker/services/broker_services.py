@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mansio.broker.services.delegation_tokens import DelegationTokenService
     from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
+    from mansio.broker.services.group_explanations.explanation_service import ExplanationService
+    from mansio.broker.services.group_explanations.fact_collector import FactCollector
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.health import HealthService
     from mansio.broker.services.log_dirs import LogDirService
@@ -93,6 +95,8 @@ class BrokerServices:
     group_coordinator: GroupCoordinator
     group_service: GroupService
     group_configs: GroupConfigManager
+    group_facts: FactCollector
+    explanations: ExplanationService
     share_service: ShareService
     share_offsets: ShareOffsetService
     receive: ReceiveService

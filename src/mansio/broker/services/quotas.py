@@ -49,6 +49,7 @@ from mansio.state.quota import (
     EntityName,
     NonLiteralName,
     QuotaEntity,
+    QuotaScope,
     RateLimiter,
 )
 from mansio.tracebacks import without_traceback
@@ -145,16 +146,32 @@ class QuotaAlteration:
     changes: Sequence[tuple[str, float | None]]
 
 
+THROTTLED_MAX: Final = 256
+"""Maximum number of clients that are remembered as throttled: the last ones."""
+
+
+class ThrottledReader(NamedTuple):
+    """A client whose reads are throttled: the rest of its pause, and the quota that applies to it."""
+
+    user: str
+    client_id: str
+    pause_ms: int
+    scope: QuotaScope
+    rate: float
+
+
 class ActiveQuotas:
     """Rate limiters of produce and fetch. They exist while any quota of bytes is set."""
 
-    __slots__ = ("_clock", "_counters", "consumers", "producers")
+    __slots__ = ("_clock", "_counters", "_throttled", "consumers", "producers")
 
     def __init__(self, clock: Clock, counters: QuotaCounters, burst_ms: int) -> None:
         self._clock = clock
         self._counters = counters
         self.producers = RateLimiter(burst_ms=burst_ms)
         self.consumers = RateLimiter(burst_ms=burst_ms)
+        self._throttled: dict[tuple[str, str], None] = {}
+        """Users and client ids whose reads were throttled, the last one last."""
 
     def record_produce(self, user: str, client_id: str | None, size_bytes: int) -> int:
         """Record a produce request of `size_bytes`; return the throttle time in ms, for which the caller must not read
@@ -172,7 +189,24 @@ class ActiveQuotas:
         if throttle_ms:
             self._counters.fetch_throttled += 1
             self._counters.fetch_throttled_ms += throttle_ms
+            key = user, client_id or ""
+            self._throttled.pop(key, None)
+            self._throttled[key] = None
+            if len(self._throttled) > THROTTLED_MAX:
+                del self._throttled[next(iter(self._throttled))]
         return throttle_ms
+
+    def throttled_readers(self) -> list[ThrottledReader]:
+        """Return the clients whose reads are throttled now, of the last `THROTTLED_MAX` that were."""
+        now, found = self._clock.monotonic(), []
+        for user, client_id in list(self._throttled):
+            pause_ms = self.consumers.take(user, client_id, 0, now)
+            quota = self.consumers.quota_of(user, client_id)
+            if not pause_ms or quota is None:
+                del self._throttled[user, client_id]
+            else:
+                found.append(ThrottledReader(user, client_id, pause_ms, *quota))
+        return found
 
     def is_throttled(self, user: str, client_id: str | None) -> bool:
         """Return whether a fetch must return no records now, because earlier fetches exceeded the quota."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mansio.cli.admin.why import explain, json_of
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     OFFSET_SPEC_HELP,
@@ -45,12 +46,14 @@ from mansio.errors import (
     RequestError,
     UnknownMember,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.client import Client, GroupListings
+    from mansio.client.admin.explanations import GroupExplanation
     from mansio.client.admin.shares import ShareLeases
     from mansio.client.types import TopicPartition
 
@@ -63,6 +66,9 @@ OFFSET_COLUMNS = ("topic", "partition", "committed", "end", "lag", "member")
 RESET_COLUMNS = ("topic", "partition", "old", "new")
 LIST_TIMEOUT_MS = 15_000
 """Timeout of the list: more than a cluster needs to declare a broker dead and to move its groups."""
+
+WHY_SAMPLE_S = 0.3
+"""Duration of the sample for the answer at the end of a description: `mansio why` looks longer."""
 
 DEAD_STATE = "Dead"  # Kafka's state of a group that does not exist
 
@@ -118,20 +124,39 @@ def describe(
     For a share group it has a row per partition: the range of open records, and how many are LEASED, IN BACKOFF
     until their next delivery, being written to the dead-letter topic (ARCHIVING) or DEAD; and a row per member with
     leases.
+
+    The last lines say what keeps the group from going on, as `mansio why` does.
     """
 
-    async def work() -> dict[str, Any]:
+    async def work() -> tuple[dict[str, Any], GroupExplanation | None]:
         async with connect(bootstrap_servers) as client:
             shared = await describe_share_group(client, group)
-            return shared or await _describe_group(client, group)
+            described = shared or await _describe_group(client, group)
+            return described, await _explain(client, group)
 
-    found = run(work())
+    found, explanation = run(work())
     if output is Output.JSON:
-        show_json(found)
+        show_json({**found, "why": None if explanation is None else json_of(explanation)})
         return
     if found["type"] == "share":
         show_share_group(found)
-        return
+    else:
+        _show_group(group, found)
+    if explanation is not None:
+        print(f"\n{explanation.summary}")
+        for each in explanation.findings[:1]:
+            print(f"  {each.advice}:\n  {each.command}")
+
+
+async def _explain(client: Client, group: str) -> GroupExplanation | None:
+    """Return what keeps the group from going on; None if the broker does not say it."""
+    try:
+        return await explain(client, group, WHY_SAMPLE_S)
+    except UnsupportedVersion:
+        return None
+
+
+def _show_group(group: str, found: dict[str, Any]) -> None:
     print(
         f"group    {group}  {found['state']}, {count_text(len(found['members']), 'member')}{_epoch_text(found)}"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mansio.client.admin.acls import AclAdmin
 from mansio.client.admin.cluster import ClusterAdmin
 from mansio.client.admin.delays import DelayAdmin
+from mansio.client.admin.explanations import SAMPLE_SECONDS, GroupExplanation, explain_group
 from mansio.client.admin.groups import GroupDescription, GroupListings, describe_group, list_groups
 from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
@@ -459,6 +460,16 @@ class Admin:
     async def describe_group(self, group: str) -> GroupDescription:
         """State and members of a classic group or consumer group. The state is "Dead" if the group does not exist."""
         return await describe_group(self._cluster, group)
+
+    async def explain_group(self, group: str, *, sample: float = SAMPLE_SECONDS) -> GroupExplanation:
+        """What keeps a group of any type from going on, with the command that helps.
+
+        `sample` is the time in seconds, 0 to 10, for which the brokers look at what changes; with 0 they look once, and
+        causes that show only over time are not found. A group that does not exist is explained if a client was refused
+        to read in it; otherwise `GroupIdNotFound` is raised. Needs DESCRIBE for the group; topics without DESCRIBE are
+        counted only.
+        """
+        return await explain_group(self._cluster, group, sample)
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members. Raises `NonEmptyGroup` or `GroupIdNotFound`."""

@@ -65,6 +65,9 @@ DUE_KEYS_MAX: Final = 1_000
 LISTED_KEYS_MAX: Final = 10
 """Maximum number of keys in `LimitedKeys`."""
 
+COUNTED_RECORDS_MAX: Final = 10_000
+"""Maximum number of records that one call of `held_back` counts."""
+
 _RETRY_MS: Final = 1.0
 """Time after which a key asks again for a bucket."""
 
@@ -79,6 +82,16 @@ class LimitedKeys(NamedTuple):
     at_lease_limit: int
     at_rate_limit: int
     offsets: tuple[int, ...]
+
+
+class HeldBack(NamedTuple):
+    """Records that wait for an earlier one in order: `offset`: the record for which most of them wait, `waiting`: how
+    many these are, `total`: number of records that wait for any. `is_complete`: whether all were counted."""
+
+    offset: int
+    waiting: int
+    total: int
+    is_complete: bool
 
 
 class KeyIndex:
@@ -384,6 +397,29 @@ class KeyIndex:
             if offset is not None and len(offsets) < LISTED_KEYS_MAX:
                 offsets.append(offset)
         return LimitedKeys(len(at_lease_limit), len(self._waiting), tuple(offsets))
+
+    def held_back(self) -> HeldBack | None:
+        """Return which record in flight holds back most later ones of its key; None if none does, or without order. The
+        cost is bounded by `COUNTED_RECORDS_MAX`."""
+        if not self._is_ordered:
+            return None
+        following, busy, left = self._following, self._busy, COUNTED_RECORDS_MAX
+        worst, most, total = -1, 0, 0
+        for first in self._first.values():
+            left -= 1
+            if left <= 0:
+                break
+            if first not in busy:
+                continue
+            waiting, offset = 0, following.get(first)
+            while offset is not None and left > 0:
+                waiting += offset not in busy
+                offset = following.get(offset)
+                left -= 1
+            total += waiting
+            if waiting > most:
+                worst, most = first, waiting
+        return HeldBack(worst, most, total, left > 0) if most else None
 
     # Candidates
 

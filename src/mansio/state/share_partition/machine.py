@@ -76,6 +76,7 @@ from mansio.state.share_partition.key_index import (
     DONE,
     FREE,
     RUN_RECORDS_MAX,
+    HeldBack,
     KeyIndex,
     LimitedKeys,
 )
@@ -149,6 +150,15 @@ class AcknowledgedRange(NamedTuple):
     last: int
     type: int
     request_batch: AcknowledgementBatch
+
+
+class RetriedRecord(NamedTuple):
+    """A record that was given back or not acknowledged in time. `attempts`: counted deliveries, that of a lease
+    included; `due_ms`: time until it is offered again, 0 if it is offered or leased."""
+
+    offset: int
+    attempts: int
+    due_ms: float
 
 
 class _UpdateContext(NamedTuple):
@@ -1171,6 +1181,32 @@ class SharePartition:
                 for member, (leased, since_ms) in sorted(held.items())
             ),
         )
+
+    def most_retried(self, now_ms: float) -> RetriedRecord | None:
+        """Return the record in flight with the most attempts, the first one of them; None if there is none with two."""
+        worst: InFlightBatch | None = None
+        most = 1
+        for batch in self._in_flight.ranges:
+            if batch.state in (AVAILABLE, ACQUIRED):
+                attempts = batch.deliveries - batch.uncounted_deliveries
+                if attempts > most:
+                    worst, most = batch, attempts
+        if worst is None:
+            return None
+        is_resting = worst.state == AVAILABLE and worst.deadline_ms != NEVER_MS
+        return RetriedRecord(worst.first, most, max(worst.deadline_ms - now_ms, 0.0) if is_resting else 0.0)
+
+    def held_back(self) -> HeldBack | None:
+        """Return which record in flight holds back most others, by the order of the group; None if none does."""
+        if not self.settings.is_ordered:
+            key_index = self._in_flight.key_index
+            return None if key_index is None else key_index.held_back()
+        undone = (each for each in self._in_flight.ranges if each.state not in TERMINAL)
+        first = next(undone, None)
+        if first is None or first.is_free:
+            return None
+        waiting = self._lag() - self.leased_count
+        return HeldBack(first.first, waiting, waiting, is_complete=True) if waiting > 0 else None
 
     def _lag(self) -> int:
         """Return the number of records below the known end of the readable log that are not done."""

@@ -29,6 +29,9 @@ asks the other brokers; it is not advertised.
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
 
+`ExplainGroup` returns what keeps a group from going on. It goes to the coordinator of the group and is advertised.
+`CollectGroupFacts` is sent by that coordinator to the other brokers, and is not advertised.
+
 `ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
 prove to each other that they know the cluster secret (`state.broker_handshake`). They are not advertised.
 `ConfirmHandOver` asks another broker whether it, too, finds a broker killed (`metadata.hand_over`); it is not
@@ -1088,6 +1091,202 @@ class TraceRecordResponse(_Flexible):
     total_ms: int = field(metadata=_INT64, default=-1)
     uncertainties: tuple[str, ...] = field(metadata=_TEXT, default=())
     facts: RecordFacts | None = None
+class ExplainGroupRequest(_Flexible):
+    """Request. `sample_ms`: for how long the brokers look at what changes; 0: only once."""
+
+    group_id: str = field(metadata=_TEXT)
+    sample_ms: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingNumber(_Flexible):
+    """A number behind a finding."""
+
+    name: str = field(metadata=_TEXT)
+    value: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFinding(_Flexible):
+    """One cause: see `mansio.state.blockage.findings.Finding`. `impact`: 0 blocks, 1 slows, 2 waits."""
+
+    cause: str = field(metadata=_TEXT)
+    impact: int = field(metadata=_INT8)
+    is_certain: bool = field(metadata=_BOOL)
+    text: str = field(metadata=_TEXT)
+    advice: str = field(metadata=_TEXT)
+    command: str = field(metadata=_TEXT)
+    records: int = field(metadata=_INT64, default=-1)
+    topic: str = field(metadata=_TEXT, default="")
+    partition: int = field(metadata=_INT32, default=-1)
+    offset: int = field(metadata=_INT64, default=-1)
+    member_id: str = field(metadata=_TEXT, default="")
+    client_id: str = field(metadata=_TEXT, default="")
+    principal: str = field(metadata=_TEXT, default="")
+    key: bytes | None = field(metadata=_BYTES, default=None)
+    transactional_id: str = field(metadata=_TEXT, default="")
+    producer_id: int = field(metadata=_INT64, default=-1)
+    schedule: str = field(metadata=_TEXT, default="")
+    evidence: tuple[FindingNumber, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainGroupResponse(_Flexible):
+    """Response: see `mansio.state.blockage.findings.Explanation`."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    group_type: str = field(metadata=_TEXT, default="")
+    state: str = field(metadata=_TEXT, default="")
+    status: str = field(metadata=_TEXT, default="")
+    summary: str = field(metadata=_TEXT, default="")
+    lag: int = field(metadata=_INT64, default=-1)
+    done: int = field(metadata=_INT64, default=0)
+    sample_ms: int = field(metadata=_INT32, default=0)
+    members: int = field(metadata=_INT32, default=0)
+    findings: tuple[GroupFinding, ...] = ()
+    more_findings: int = field(metadata=_INT32, default=0)
+    hidden_topics: int = field(metadata=_INT32, default=0)
+    silent_brokers: tuple[int, ...] = field(metadata=_INT32, default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedGroupPartition(_Flexible):
+    """A partition of a group. `position`: its committed offset, -1 without one; `is_led`: whether the broker should
+    lead the partition, and report about it."""
+
+    partition_index: int = field(metadata=_INT32)
+    position: int = field(metadata=_INT64, default=-1)
+    is_led: bool = field(metadata=_BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedGroupTopic(_Flexible):
+    name: str = field(metadata=_TEXT)
+    partitions: tuple[AskedGroupPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectGroupFactsRequest(_Flexible):
+    """Request of the broker `node_id`, which coordinates a group that has read these partitions."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    group_id: str = field(metadata=_TEXT)
+    is_share: bool = field(metadata=_BOOL)
+    sample_ms: int = field(metadata=_INT32)
+    topics: tuple[AskedGroupTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedLog(_Flexible):
+    """See `mansio.state.blockage.facts.LogFacts`. The fields from `open_offset` on are those of its open transaction,
+    -1 without one."""
+
+    start_offset: int = field(metadata=_INT64)
+    stable_offset: int = field(metadata=_INT64)
+    end_offset: int = field(metadata=_INT64)
+    records_ahead: int = field(metadata=_INT64, default=-1)
+    stable_records_ahead: int = field(metadata=_INT64, default=-1)
+    appended: int = field(metadata=_INT64, default=0)
+    delayed: int = field(metadata=_INT64, default=0)
+    next_due_ms: int = field(metadata=_INT64, default=-1)
+    schedules: int = field(metadata=_INT32, default=0)
+    paused_schedules: tuple[str, ...] = field(metadata=_TEXT, default=())
+    open_offset: int = field(metadata=_INT64, default=-1)
+    open_producer_id: int = field(metadata=_INT64, default=-1)
+    open_ms: int = field(metadata=_INT64, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedShare(_Flexible):
+    """See `mansio.state.blockage.facts.ShareFacts`. The fields `retried_` are those of `RetriedFacts`, `held_` those of
+    `HeldFacts`; their offset is -1 without one."""
+
+    lag: int = field(metadata=_INT64)
+    leased: int = field(metadata=_INT64, default=0)
+    in_backoff: int = field(metadata=_INT64, default=0)
+    withheld: int = field(metadata=_INT64, default=0)
+    archiving: int = field(metadata=_INT64, default=0)
+    done: int = field(metadata=_INT64, default=0)
+    has_available: bool = field(metadata=_BOOL, default=False)
+    waiting_receives: int = field(metadata=_INT32, default=0)
+    idle_ms: int = field(metadata=_INT64, default=-1)
+    record_locks_max: int = field(metadata=_INT64, default=0)
+    lock_ms: int = field(metadata=_INT64, default=0)
+    delivery_limit: int = field(metadata=_INT32, default=0)
+    order: str = field(metadata=_TEXT, default="none")
+    is_committed_only: bool = field(metadata=_BOOL, default=False)
+    holders: tuple[MemberLeases, ...] = ()
+    retried_offset: int = field(metadata=_INT64, default=-1)
+    retried_attempts: int = field(metadata=_INT32, default=0)
+    retried_due_ms: int = field(metadata=_INT64, default=0)
+    held_offset: int = field(metadata=_INT64, default=-1)
+    held_waiting: int = field(metadata=_INT64, default=0)
+    held_total: int = field(metadata=_INT64, default=0)
+    held_key: bytes | None = field(metadata=_BYTES, default=None)
+    held_is_complete: bool = field(metadata=_BOOL, default=True)
+    keys_at_lease_limit: int = field(metadata=_INT64, default=0)
+    keys_at_rate_limit: int = field(metadata=_INT64, default=0)
+    dead_letter_error: str = field(metadata=_TEXT, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedPartition(_Flexible):
+    """What the leader of a partition knows, or why it knows nothing, "" if it does."""
+
+    topic: str = field(metadata=_TEXT)
+    partition_index: int = field(metadata=_INT32)
+    error: str = field(metadata=_TEXT, default="")
+    log: ReportedLog | None = None
+    share: ReportedShare | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedTransaction(_Flexible):
+    """An open transaction that the broker coordinates, in a partition of the group."""
+
+    transactional_id: str = field(metadata=_TEXT)
+    producer_id: int = field(metadata=_INT64)
+    open_ms: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedThrottle(_Flexible):
+    """See `mansio.state.blockage.facts.ThrottleFacts`."""
+
+    user: str = field(metadata=_TEXT)
+    client_id: str = field(metadata=_TEXT)
+    pause_ms: int = field(metadata=_INT64)
+    rate: int = field(metadata=_INT64)
+    quota: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedRefusal(_Flexible):
+    """See `mansio.state.blockage.facts.RefusalFacts`."""
+
+    principal: str = field(metadata=_TEXT)
+    client_id: str = field(metadata=_TEXT)
+    operation: str = field(metadata=_TEXT)
+    resource_type: str = field(metadata=_TEXT)
+    name: str = field(metadata=_TEXT)
+    ago_ms: int = field(metadata=_INT64)
+    count: int = field(metadata=_INT32)
+    remedy: str = field(metadata=_TEXT)
+    denied_by: str = field(metadata=_TEXT, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectGroupFactsResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    partitions: tuple[ReportedPartition, ...] = ()
+    transactions: tuple[ReportedTransaction, ...] = ()
+    throttles: tuple[ReportedThrottle, ...] = ()
+    refusals: tuple[ReportedRefusal, ...] = ()
 
 
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
@@ -1118,6 +1317,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.CONFIRM_HAND_OVER: (ConfirmHandOverRequest, ConfirmHandOverResponse),
     ApiKey.TRACE_RECORD: (TraceRecordRequest, TraceRecordResponse),
     ApiKey.READ_TRACE: (ReadTraceRequest, ReadTraceResponse),
+    ApiKey.EXPLAIN_GROUP: (ExplainGroupRequest, ExplainGroupResponse),
+    ApiKey.COLLECT_GROUP_FACTS: (CollectGroupFactsRequest, CollectGroupFactsResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

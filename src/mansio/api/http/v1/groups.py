@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import asdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -68,6 +69,53 @@ class GroupState(Result):
     type: str
     state: str
     members: list[Member]
+
+
+class WhyParameters(Body):
+    sample: Annotated[float, Field(ge=0, le=10)] = Field(
+        1.0, description="Time in seconds for which the brokers look at what changes; 0: only once."
+    )
+
+
+class Finding(Result):
+    """One cause. `impact`: blocks, slows or waits; `command`: what helps. `evidence`: the numbers behind it."""
+
+    cause: str
+    impact: str
+    is_certain: bool
+    text: str
+    advice: str
+    command: str
+    records: int | None
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    member_id: str | None
+    client_id: str | None
+    principal: str | None
+    key: str | None
+    transactional_id: str | None
+    producer_id: int | None
+    schedule: str | None
+    evidence: dict[str, int]
+
+
+class Explanation(Result):
+    """What keeps a group from going on: the first finding. `status`: blocked, hindered, progressing, caught-up, waiting
+    or unexplained; `rate`: records done per second, null without a sample."""
+
+    group: str = Field(validation_alias="group_id")
+    group_type: str
+    state: str
+    status: str
+    summary: str
+    lag: int
+    rate: float | None
+    members: int
+    findings: list[Finding]
+    more_findings: int
+    hidden_topics: int
+    silent_brokers: list[int]
 
 
 class GroupChanges(Body):
@@ -174,6 +222,15 @@ async def describe(call: Call) -> GroupState:
     return GroupState.model_validate(
         {"group": group, "type": kind, "state": found.state, "members": found.members}
     )
+
+
+async def why(call: Call) -> Explanation:
+    found = await call.client.admin.explain_group(call.path("group"), sample=call.query.sample)
+    fields = asdict(found)
+    for each in fields["findings"]:
+        if each["key"] is not None:
+            each["key"] = each["key"].decode(errors="backslashreplace")
+    return Explanation.model_validate(fields)
 
 
 async def get_config(call: Call) -> GroupConfig:
@@ -300,6 +357,15 @@ OPERATIONS: Final = (
         "GET", "/groups", "List groups", list_groups, query=GroupParameters, result=GroupPage, tag="groups"
     ),
     Operation("GET", "/groups/{group}", "Describe a group", describe, result=GroupState, tag="groups"),
+    Operation(
+        "GET",
+        "/groups/{group}/why",
+        "What keeps a group from going on",
+        why,
+        query=WhyParameters,
+        result=Explanation,
+        tag="groups",
+    ),
     Operation("DELETE", "/groups/{group}", "Delete an empty group", delete, status=204, tag="groups"),
     Operation(
         "GET", "/groups/{group}/config", "Settings of a group", get_config, result=GroupConfig, tag="groups"

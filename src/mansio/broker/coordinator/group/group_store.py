@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.broker.coordinator.group.visible_topics import VisibleTopics
 from mansio.broker.routing import routes
 from mansio.errors import CoordinatorNotAvailable, CorruptLog
+from mansio.state.classic_group.group import ClassicGroup
 from mansio.wire.internal_records.consumer_group_records import (
     CONSUMER_GROUP_METADATA,
     CONSUMER_GROUP_RECORD_TYPES,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
     from mansio.broker.coordinator.view import TransactionalView
     from mansio.ports import Clock, Promise, Timer
-    from mansio.state.classic_group.group import ClassicGroup
     from mansio.state.consumer_group.group import ConsumerGroup
     from mansio.state.consumer_group.types import Topics
     from mansio.state.share_group.group import ShareGroup
@@ -96,12 +96,14 @@ class GroupEntry:
     topic -> partition -> committed offset. `pending_offsets`: (topic, partition) -> producer id -> offset committed in
     an open transaction. `group_metadata_value`: stored value of a classic group's record.
     `group_records`: stored records of a consumer or share group, by key. `resolved_view`: the `Topics` object and the
-    version of the group with which its regular expressions were resolved last. `is_unloaded`: the entry is not used any
-    more, because another broker or a later load has the group.
+    version of the group with which its regular expressions were resolved last. `committed_generation`: generation, or
+    epoch, in which the group has committed offsets last, or with which it was loaded. `is_unloaded`: the entry is not
+    used any more, because another broker or a later load has the group.
     """
 
     __slots__ = (
         "_visible",
+        "committed_generation",
         "grace_until_ms",
         "group",
         "group_metadata_value",
@@ -129,6 +131,7 @@ class GroupEntry:
         self.state_timestamp_ms = -1  # wall-clock time at which the group entered its stored state
         self.timer: Timer | None = None
         self.timer_due_ms = 0.0
+        self.committed_generation = 0
         self.grace_until_ms = 0.0  # after a stall of this process: time before which no deadline applies
 
     def visible(self, base: Topics) -> VisibleTopics:
@@ -147,6 +150,12 @@ class GroupEntry:
             and not self.group_records
             and self.group.is_idle()
         )
+
+    @property
+    def generation(self) -> int:
+        """Generation of a classic group, epoch of another one: it increases when members join and leave."""
+        group = self.group
+        return group.generation if isinstance(group, ClassicGroup) else group.group_epoch
 
     @property
     def is_deleted(self) -> bool:
@@ -469,6 +478,7 @@ class GroupStore:
         for entry in self.entries_of_partition(index):
             if entry.group_metadata_value is not None or entry.group_records:
                 self.rebuild(entry)
+                entry.committed_generation = entry.generation
             self.remove_if_empty(entry)
         self._loaded.add(index)
         self._on_loaded(index)

@@ -132,6 +132,7 @@ class OffsetManager:
             results = [self._commit_error(each) for each in offsets]
             records = self._records(group_id, offsets, results)
             durable = self._store.append(group_id, records) if records else None
+            entry.committed_generation = entry.generation
         finally:
             self._store.remove_if_empty(entry)
         if durable is not None:
@@ -169,6 +170,7 @@ class OffsetManager:
                 stored = self._store.append_in_transaction(
                     group_id, records, producer_id=producer_id, producer_epoch=producer_epoch
                 )
+                entry.committed_generation = entry.generation
         finally:
             self._store.remove_if_empty(entry)
         if stored is not None:

@@ -60,12 +60,13 @@ from mansio.wire.batch.record_reader import read_group_keys
 from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 
     from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.coordinator.share.write_combiner import CombinedWrite
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+    from mansio.state.share_partition.key_index import HeldBack
     from mansio.state.share_partition.key_limits import KeyLimits
     from mansio.state.share_partition.share_index import ShareIndex
     from mansio.state.share_partition.types import (
@@ -259,6 +260,7 @@ class SharePartitionLeader:
         "_trace",
         "_waiters",
         "_writes",
+        "asked_ms",
         "end_error",
         "fair_scan",
         "index",
@@ -294,6 +296,8 @@ class SharePartitionLeader:
         self.known_state = known_state
         """The state that the next object for the share partition writes again, if updates may have been lost."""
         self.last_used_ms = dependencies.clock.monotonic() * 1000
+        self.asked_ms = self.last_used_ms
+        """Time at which a member has last asked for records, or this object was made."""
         self._dependencies = dependencies
         self._state_epoch = 0
         self._waiters: dict[Callable[[], None], None] = {}
@@ -326,6 +330,11 @@ class SharePartitionLeader:
     def has_waiters_or_writes(self) -> bool:
         """Whether requests wait for records, or updates are being written."""
         return bool(self._waiters or self._writes)
+
+    @property
+    def waiter_count(self) -> int:
+        """Number of requests that wait for records."""
+        return len(self._waiters)
 
     @property
     def has_pending_dead_letters(self) -> bool | None:
@@ -633,11 +642,23 @@ class SharePartitionLeader:
     def limited_keys(self) -> LimitedKeyNames:
         """Return which group keys have records that a limit by key holds back, some of them by name. The state must be
         loaded."""
-        machine = self.state_machine
-        found = machine.limited_keys()
-        names: list[bytes] = []
+        found = self.state_machine.limited_keys()
+        names = tuple(self._keys_at(found.offsets))
+        return LimitedKeyNames(found.at_lease_limit, found.at_rate_limit, names)
+
+    def held_back(self) -> tuple[HeldBack, bytes | None] | None:
+        """Return which record in flight holds back most others by the order of the group, and its group key, None
+        without one. The state must be loaded."""
+        found = self.state_machine.held_back()
+        if found is None:
+            return None
+        is_by_key = not self.state_machine.settings.is_ordered
+        return found, next(self._keys_at([found.offset]), None) if is_by_key else None
+
+    def _keys_at(self, offsets: Iterable[int]) -> Iterator[bytes]:
+        """Read the group keys of some records; those that cannot be read, or have none, are left out."""
         records_left = SCANNED_RECORDS_MAX
-        for offset in found.offsets:
+        for offset in offsets:
             try:
                 batch = next(self.partition.log.batches(offset), None)
                 if batch is None:  # the log was truncated
@@ -645,13 +666,12 @@ class SharePartitionLeader:
                 records_left -= read_header(batch).record_count
                 if records_left < 0:
                     break
-                keys = dict(read_group_keys(batch, machine.settings.key_header))
+                keys = dict(read_group_keys(batch, self.state_machine.settings.key_header))
             except MansioError:
                 continue
             key = keys.get(offset)
             if key is not None:
-                names.append(key)
-        return LimitedKeyNames(found.at_lease_limit, found.at_rate_limit, tuple(names))
+                yield key
 
     def _readable_end(self, settings: ShareSettings) -> int:
         """Return the offset below which records can be leased: committed, covered by the index, and without records of
@@ -683,7 +703,7 @@ class SharePartitionLeader:
         if machine is None:
             return None
         self.ensure_leader()
-        now_ms = self.now_ms()
+        self.asked_ms = now_ms = self.now_ms()
         end = self._readable_end(machine.settings)
         damage: list[DamagedRange] = []
         keys = _KeyReader(self.partition)
@@ -784,7 +804,7 @@ class SharePartitionLeader:
     ) -> tuple[list[AcquiredRange], Update]:
         """Carry out a plan that was made in the same iteration of the event loop. Returns the leased ranges and the
         update, which has to be stored. `lease_ms`: duration of the leases, -1 for the group's."""
-        self.last_used_ms = now_ms = self._dependencies.clock.monotonic() * 1000
+        self.asked_ms = self.last_used_ms = now_ms = self._dependencies.clock.monotonic() * 1000
         wall_ms = self._dependencies.clock.wall_ms()
         return self.call_machine(
             self.state_machine.exchange, member, plan.accepted, plan.leased, now_ms, wall_ms, lease_ms

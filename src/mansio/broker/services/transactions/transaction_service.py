@@ -7,7 +7,7 @@ caller may WRITE it or do what the method names. They raise `InvalidRequest` for
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
@@ -292,6 +292,17 @@ class TransactionService:
     def open_partitions(self) -> dict[int, frozenset[PartitionKey]]:
         """Return the partitions of the open transactions of this coordinator by producer id."""
         return {each.transaction.producer_id: each.transaction.partitions for each in self._open()}
+
+    def open_in(self, partitions: Collection[PartitionKey], count_max: int) -> list[tuple[str, int, int]]:
+        """Return the transactional id, the producer id and the begin, by the wall clock in milliseconds, of at most
+        `count_max` open transactions of this coordinator that have one of these partitions."""
+        wanted = frozenset(partitions)
+        found = (
+            (each.transactional_id, each.transaction.producer_id, each.transaction.started_ms)
+            for each in self._open()
+            if not wanted.isdisjoint(each.transaction.partitions)
+        )
+        return list(islice(found, count_max))
 
     def _open(self) -> Iterator[TransactionEntry]:
         store = self._coordinator.store

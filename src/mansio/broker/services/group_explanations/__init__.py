@@ -1,0 +1,1 @@
+"""What keeps a group from going on: the facts of each broker, and the answer of the group's coordinator."""
