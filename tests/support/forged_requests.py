@@ -222,6 +222,12 @@ def _confirmations(_: Target, sender: RequestSender) -> Iterator[Forged]:
     return _in_all_versions(ApiKey.CONFIRM_HAND_OVER, {**sender._asdict(), **suspect})
 
 
+def _rates(target: Target, sender: RequestSender) -> Iterator[Forged]:
+    return _in_all_versions(
+        ApiKey.DESCRIBE_PARTITION_RATES, {**sender._asdict(), "topic_ids": [target.topic_id]}
+    )
+
+
 def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
     """A request that any client may send, and one that only brokers may, as a client's and as the broker's own."""
     metadata = messages.encode_request(ApiKey.METADATA, 9, 1, CLIENT_ID, {"topics": [{"name": target.topic}]})
@@ -263,6 +269,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.REGISTER_SHARE_GROUP: _leases(ApiKey.REGISTER_SHARE_GROUP),
     ApiKey.FORWARD_REQUEST: _forwarded,
     ApiKey.CONFIRM_HAND_OVER: _confirmations,
+    ApiKey.DESCRIBE_PARTITION_RATES: _rates,
 }
 
 

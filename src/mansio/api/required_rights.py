@@ -341,6 +341,14 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         _READS, _BROKERS, brokers_only=True, note="The request inside needs the rights of its own API."
     ),
     ApiKey.CONFIRM_HAND_OVER: Row(_READS, _BROKERS, brokers_only=True),
+    ApiKey.DESCRIBE_HOT_PARTITIONS: Row(
+        _READS,
+        (
+            _need(_DESCRIBE_CLUSTER, place=_WHOLE),
+            _need(_READ_TOPIC, place=Place.OMITTED, when="keys of records"),
+        ),
+    ),
+    ApiKey.DESCRIBE_PARTITION_RATES: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.CHECK_AUTHORIZATION: Row(
         _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="about another user"),)
     ),
@@ -415,6 +423,7 @@ HTTP: Final[Mapping[tuple[str, str], tuple[ApiKey, ...]]] = {
         _A.WRITE_TXN_MARKERS,
     ),
     ("GET", "/cluster"): (_A.DESCRIBE_CLUSTER,),
+    ("GET", "/cluster/hot-partitions"): (_A.DESCRIBE_HOT_PARTITIONS,),
 }
 """By method and path of an operation of the HTTP API."""
 

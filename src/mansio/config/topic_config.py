@@ -31,6 +31,7 @@ DEDUP_MS: Final = "mansio.dedup.ms"
 DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 """Longest deduplication window, in ms."""
 PRIORITY_ENABLE: Final = "mansio.priority.enable"
+HOT_KEYS_ENABLE: Final = "mansio.hot.keys.enable"
 QUEUE_ATTRIBUTES: Final = "mansio.queue.attributes"
 QUEUE_ATTRIBUTES_BYTES_MAX: Final = 65_536
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
@@ -214,6 +215,12 @@ _KEYS: Final = (
         integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
+        HOT_KEYS_ENABLE, ConfigType.BOOLEAN, "true", HOT_KEYS_ENABLE,
+        "Whether keys of the records of hot partitions are sampled, so that clients which may read the topic can ask"
+        " for the most frequent ones.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
         QUEUE_ATTRIBUTES, ConfigType.STRING, "", "",
         "Attributes and tags of the SQS queue that this topic is, as JSON. Empty: it is no queue.",
         _queue_attributes,
@@ -364,6 +371,7 @@ class TopicSettings:
     compression_type: str = PRODUCER
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
+    hot_keys_enabled: bool = True
 
     @property
     def deletes(self) -> bool:
@@ -519,6 +527,7 @@ def resolve_topic_settings(
         has_priorities=value[PRIORITY_ENABLE] == "true",
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
+        hot_keys_enabled=value[HOT_KEYS_ENABLE] == "true",
     )
 
 

@@ -49,6 +49,8 @@ class Work(StrEnum):
     """Application of the roles of many partitions, at the start of a broker and when a topic is created."""
     ISR_CHECK = "isr_check"
     """Periodic checks of the in-sync sets of all partitions that this broker leads."""
+    HOT_PARTITIONS = "hot_partitions"
+    """Measurement of the rates of all partitions that this broker leads, and reading of keys of hot ones."""
     CONTROLLER_PLAN = "controller_plan"
     """Decisions of the controller about all partitions."""
 

@@ -114,6 +114,8 @@ class ApiKey(IntEnum):
     DESCRIBE_API_KEYS = 20122
     DELETE_API_KEY = 20123
     CONFIRM_HAND_OVER = 20124
+    DESCRIBE_HOT_PARTITIONS = 20128
+    DESCRIBE_PARTITION_RATES = 20129
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -726,6 +728,24 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.DESCRIBE_HOT_PARTITIONS,
+        0,
+        0,
+        "hot_partitions.describe_hot_partitions",
+        note="Mansio's own. Load and hot partitions of the broker that answers; their most frequent keys need READ on "
+        "the topic.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_PARTITION_RATES,
+        0,
+        0,
+        "hot_partitions.describe_partition_rates",
+        note="Mansio's own, not advertised. Rates of the partitions that the broker which answers leads. "
+        f"{_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -836,6 +856,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_API_KEYS: 0,
     ApiKey.DELETE_API_KEY: 0,
     ApiKey.CONFIRM_HAND_OVER: 0,
+    ApiKey.DESCRIBE_HOT_PARTITIONS: 0,
+    ApiKey.DESCRIBE_PARTITION_RATES: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -62,6 +62,7 @@ def test_everything_is_advertised_but_what_only_brokers_of_mansio_send() -> None
         ApiKey.REGISTER_SHARE_GROUP,
         ApiKey.FORWARD_REQUEST,
         ApiKey.CONFIRM_HAND_OVER,
+        ApiKey.DESCRIBE_PARTITION_RATES,
     }
     assert {key for key, _, _ in advertised_versions()} == set(SUPPORTED_APIS) - hidden
 
