@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         RecordId,
     )
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
+    from mansio.client.admin.hot_partitions import HotKey, HotPartition, HotPartitions
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
     from mansio.client.admin.schedules import CatchUp, Schedule, ScheduleAdmin
     from mansio.client.admin.shares import (
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
         Permission,
         ResourceType,
     )
+    from mansio.state.hot_partitions.remedies import BrokerLoad, LeaderMove, Remedy, RemedyKind
 
 __all__ = [
     "DEFAULT_ENTITY",
@@ -120,6 +122,7 @@ __all__ = [
     "Broker",
     "BrokerFeatures",
     "BrokerHealth",
+    "BrokerLoad",
     "BrokerStatus",
     "CatchUp",
     "ChangedRecords",
@@ -148,6 +151,10 @@ __all__ = [
     "Headers",
     "HeadersLike",
     "HealthProblem",
+    "HotKey",
+    "HotPartition",
+    "HotPartitions",
+    "LeaderMove",
     "LeaseHolder",
     "LeaseLost",
     "Leased",
@@ -182,6 +189,8 @@ __all__ = [
     "RecordId",
     "RecordMetadata",
     "RedriveResult",
+    "Remedy",
+    "RemedyKind",
     "ResourceType",
     "Schedule",
     "ScheduleAdmin",
@@ -215,6 +224,8 @@ _ACLS = "mansio.client.admin.acls"
 _ACL_TYPES = "mansio.state.authorization.acls"
 _ADMIN = "mansio.client.admin.admin"
 _CLUSTER = "mansio.client.admin.cluster"
+_HOT_PARTITIONS = "mansio.client.admin.hot_partitions"
+_REMEDIES = "mansio.state.hot_partitions.remedies"
 _DELAYS = "mansio.client.admin.delays"
 _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
@@ -238,6 +249,7 @@ _LAZY = {
     "Broker": "mansio.node.embedded:EmbeddedBroker",
     "BrokerFeatures": _CLUSTER,
     "BrokerHealth": _CLUSTER,
+    "BrokerLoad": _REMEDIES,
     "BrokerStatus": _CLUSTER,
     "Client": "mansio.client.client",
     "ChangedRecords": _DELAYS,
@@ -262,6 +274,10 @@ _LAZY = {
     "Headers": _TYPES,
     "HeadersLike": _TYPES,
     "HealthProblem": _CLUSTER,
+    "HotKey": _HOT_PARTITIONS,
+    "HotPartition": _HOT_PARTITIONS,
+    "HotPartitions": _HOT_PARTITIONS,
+    "LeaderMove": _REMEDIES,
     "LeaseHolder": _SHARES,
     "LeaseLost": "mansio.errors",
     "Leased": "mansio.client.share.leased",
@@ -292,6 +308,8 @@ _LAZY = {
     "RecordId": _DELAYS,
     "RecordMetadata": _TYPES,
     "RedriveResult": "mansio.net.redrive",
+    "Remedy": _REMEDIES,
+    "RemedyKind": _REMEDIES,
     "CatchUp": _SCHEDULES,
     "Schedule": _SCHEDULES,
     "ScheduleAdmin": _SCHEDULES,

@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, HotPartitions, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -349,6 +349,15 @@ class ClusterAdmin:
     def partitions(self, topics: Iterable[str] | None = None, *, broker: int | None = None) -> list[PartitionStatus]:
         """All partitions of `topics` (None: of all topics, including internal topics), as the broker `broker` knows
         them (None: any broker). Raises `UnknownTopicOrPartition`."""
+        ...
+
+    def hot_partitions(self, *, keys_max: int = 10, full_share: float = 0.7, cool_down_s: float = 600.0, timeout_ms: float = 5000) -> HotPartitions:
+        """The hot partitions, with at most `keys_max` keys of each whose topic the client may read, the loads of the
+        brokers, and which remedies help. Nothing is changed.
+
+        A broker that uses `full_share` of a processor core counts as full. For `cool_down_s` after its leader has
+        changed, no move of a partition is a remedy. Each broker is asked itself, for at most `timeout_ms`. Raises
+        `ClusterAuthorizationFailed` without DESCRIBE for the cluster."""
         ...
 
     def elect_leaders(self, election_type: ElectionType, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int = 30000) -> list[ElectionResult]:
