@@ -122,10 +122,22 @@ class HotPartitionMonitor:
         """Whether a partition that this broker leads is hot."""
         return partition in self._hot
 
-    def rates_of(self, topic_id: UUID) -> Sequence[float]:
-        """Return the rates of those partitions of a topic that this broker leads and that took in anything in the last
-        window, in records per second."""
-        return [*self._rates.get(topic_id, {}).values()]
+    def rates_for_others(self, partitions: Iterable[Partition]) -> Sequence[float]:
+        """Return, for another broker, the rates of those of `partitions` that this broker leads and that take in
+        anything, in records per second: in the last window or, if that is higher, in the one that has not ended. The
+        windows of brokers are not aligned, and what the other one has counted may be in either of these."""
+        window_s = self.window_ms / 1000
+        found = []
+        for partition in partitions:
+            seen = self._seen.get(partition)
+            if seen is None or not partition.is_leader:
+                continue
+            rate = self._rates.get(partition.topic_id, {}).get(partition, 0.0)
+            if partition.leader_epoch == seen.leader_epoch and window_s:
+                rate = max(rate, (partition.log.end_offset - seen.end_offset) / window_s)
+            if rate:
+                found.append(rate)
+        return found
 
     async def _run(self) -> None:
         while True:
@@ -188,7 +200,9 @@ class HotPartitionMonitor:
         """Return the rates of all partitions of the topics with a partition that is hot, was hot, or could be."""
         asked = {each.topic_id for each in (*self._suspects(None), *self._detector.known)}
         others = await self._exchange.ask(asked) if asked else {}
-        return {topic_id: [*self.rates_of(topic_id), *rates] for topic_id, rates in others.items()}
+        return {
+            topic_id: [*self._rates.get(topic_id, {}).values(), *rates] for topic_id, rates in others.items()
+        }
 
     def _suspects(self, known: Mapping[UUID, Sequence[float]] | None) -> list[Partition]:
         """Return the partitions that are hot if `known` are all the rates of their topics; None: those that could be

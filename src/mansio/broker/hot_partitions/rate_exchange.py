@@ -2,7 +2,8 @@
 
 A broker asks only about topics of which it leads a partition that could be hot, once in each window: one request to
 each broker that leads another partition of such a topic (DescribePartitionRates, 20129). The answer has the rates of
-the partitions that take in anything, without their indexes.
+the partitions that take in anything, without their indexes. Windows of brokers are not aligned: the one that answers
+takes the last window or, if more was taken in, the present one, so that its rates are not too low.
 
 Invariant: the rates of a topic are returned only if all brokers that lead one of its partitions have answered.
 """
@@ -66,8 +67,9 @@ class RateExchange:
         peers = self._peers
         if peers is None:
             return found
-        if by_broker and self._state.feature_level < CURRENT_LEVEL:
-            return {}  # brokers of an older version do not know the request
+        if self._state.feature_level < CURRENT_LEVEL:  # brokers of an older version do not know the request
+            elsewhere = {topic_id for topics in by_broker.values() for topic_id in topics}
+            return {topic_id: rates for topic_id, rates in found.items() if topic_id not in elsewhere}
 
         async def ask_broker(node_id: int, asked: list[UUID]) -> None:
             fields = {"node_id": self._node_id, "broker_epoch": self._broker_epoch(), "topic_ids": asked}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.state.authorization.acls import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
 
     from mansio.broker.hot_partitions.monitor import HotPartition, HotPartitionMonitor
@@ -104,7 +104,9 @@ class HotPartitionService:
             partition.topic, partition.topic_id, partition.index, hot.skew, hot.led_s, access, sample
         )
 
-    def rates_of(self, topic_ids: Iterable[UUID]) -> dict[UUID, Sequence[float]]:
-        """Return, for another broker, the rates of the partitions that this one leads, by topic; those that took in
-        nothing are left out."""
-        return {topic_id: self._monitor.rates_of(topic_id) for topic_id in topic_ids}
+    def rates_for_others(self, topic_id: bytes) -> Sequence[float]:
+        """Return, for another broker, the rates of the partitions of a topic that this one leads, in records per
+        second; those that take in nothing are left out."""
+        name = self._partitions.name_of(topic_id)
+        found = [] if name is None else self._partitions.open_partitions_of(name)
+        return self._monitor.rates_for_others(found)

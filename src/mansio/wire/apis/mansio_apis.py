@@ -1006,7 +1006,8 @@ class DescribePartitionRatesRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRates(_Flexible):
-    """Rates in records per second of those partitions that the broker which answers leads and that took in anything."""
+    """Rates in records per second of those partitions that the broker which answers leads and that take in anything, in
+    its last window or in the present one."""
 
     topic_id: uuid.UUID | None = field(metadata=_UUID)
     rates: tuple[float, ...] = field(metadata=_FLOAT64)

@@ -96,6 +96,9 @@ class Bench:
         )
         self.window()
 
+    def rates(self) -> list[float]:
+        return [*self.monitor.rates_for_others(self.replicas)]  # type: ignore[arg-type]
+
     def window(self, *records: int) -> list[int]:
         """End a window in which the partitions got so many records; return the indexes of those that are hot."""
         for replica, count in zip(self.replicas, records, strict=False):
@@ -115,7 +118,7 @@ def bench() -> Iterator[Bench]:
 def test_rates_and_load_are_those_of_the_window(bench: Bench) -> None:
     bench.used_s += 4.0
     bench.window(20_000, 100, 0, 300)
-    assert sorted(bench.monitor.rates_of(TOPIC)) == [10.0, 30.0, 2_000.0]
+    assert sorted(bench.rates()) == [10.0, 30.0, 2_000.0]
     assert bench.monitor.load == (1, 2_040.0, 0.4)
     for _ in range(2):
         hot = bench.window(20_000, 100, 0, 300)
@@ -135,12 +138,25 @@ def test_nothing_counts_of_a_window_in_which_leadership_began(bench: Bench) -> N
     replica.is_leader = True
     replica.leader_epoch += 1
     bench.window(1_000_000)
-    assert bench.monitor.rates_of(TOPIC) == []
+    assert bench.rates() == []
     bench.window(1_000)
-    assert bench.monitor.rates_of(TOPIC) == [100.0]
+    assert bench.rates() == [100.0]
     replica.leader_epoch += 1  # elected again
     bench.window(1_000)
-    assert bench.monitor.rates_of(TOPIC) == []
+    assert bench.rates() == []
+
+
+def test_another_broker_gets_the_higher_rate_of_the_last_window_and_the_present_one(bench: Bench) -> None:
+    """A burst that it has counted in its last window may be in the present one here."""
+    bench.window(1_000, 2_000, 0, 0)
+    assert bench.rates() == [100.0, 200.0]
+    bench.replicas[0].end_offset += 3_000
+    bench.replicas[1].end_offset += 50
+    bench.replicas[2].end_offset += 1_000
+    assert bench.rates() == [300.0, 200.0, 100.0]
+    bench.replicas[2].is_leader = False
+    bench.replicas[0].leader_epoch += 1
+    assert bench.rates() == [100.0, 200.0]
 
 
 def test_internal_topics_do_not_count(bench: Bench) -> None:
@@ -198,6 +214,34 @@ def test_a_window_with_unknown_rates_neither_flags_nor_clears() -> None:
         bench.window(10_000, 0)
     assert [each.partition.topic_id for each in bench.monitor.hot] == [TOPIC]
     bench.loop.close()
+
+
+class OtherBrokers:
+    """Answers of brokers whose windows end at other times."""
+
+    def __init__(self, benches: list[Bench]) -> None:
+        self._benches = benches
+
+    async def ask(self, topic_ids: Collection[UUID]) -> Mapping[UUID, Sequence[float]]:
+        return {topic_id: [rate for each in self._benches for rate in each.rates()] for topic_id in topic_ids}
+
+
+def test_bursts_in_all_partitions_flag_none_of_them_although_windows_are_not_aligned() -> None:
+    benches = [Bench([Replica(index)], topic=3) for index in range(3)]
+    for bench in benches:
+        others = [each for each in benches if each is not bench]
+        bench.monitor._exchange = OtherBrokers(others)  # type: ignore[assignment]
+    hot: list[int] = []
+    for step in range(120):  # seconds; each window has ten
+        if step % 20 == 12:
+            for bench in benches:
+                bench.replicas[0].end_offset += 50_000
+        for number, bench in enumerate(benches):
+            if step % 10 == 3 * number:
+                hot += bench.window()
+    assert hot == []
+    for bench in benches:
+        bench.loop.close()
 
 
 @pytest.mark.parametrize("count", [100, 1_000])

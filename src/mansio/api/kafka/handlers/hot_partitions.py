@@ -8,7 +8,6 @@ without keys.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from mansio.host.item_turns import ItemTurns
 
@@ -66,8 +65,9 @@ async def describe_partition_rates(
     )
     turns = ItemTurns(service.scheduler)
     topics = []
-    topic_ids = [UUID(bytes=each) for each in request.topic_ids if each is not None]
-    for topic_id, rates in service.hot_partitions.rates_of(topic_ids).items():
-        await turns.next(1 + len(rates))
-        topics.append({"topic_id": topic_id, "rates": rates})
+    for topic_id in request.topic_ids:
+        if topic_id is not None:
+            rates = service.hot_partitions.rates_for_others(topic_id)
+            topics.append({"topic_id": topic_id, "rates": rates})
+            await turns.next(1 + len(rates))
     return {"topics": topics}
