@@ -30,6 +30,7 @@ PARTITIONS: Final = 4
 WINDOW_S: Final = 10
 RECORDS: Final = 1_500
 """Of the hot partition in a window: more than 100 in a second."""
+KEY: Final = b"customer 7"
 PASSWORD: Final = "correct horse"
 SOURCES: Final = tuple(
     str(Path(each.__file__).parent) for each in (hot_partitions, hot_partitions_state) if each.__file__
@@ -45,7 +46,7 @@ def broker() -> Iterator[TestBroker]:
 def publish_window(client: mansio.blocking.Client, topic: str, rates: dict[int, int]) -> None:
     """Publish records of one window. Of those in a partition, three of four have one key."""
     for partition, records in rates.items():
-        keys = (b"customer 7" if number % 4 else b"other %d" % (number % 13) for number in range(records))
+        keys = (KEY if number % 4 else b"other %d" % (number % 13) for number in range(records))
         client.publish_many(
             topic, [mansio.OutgoingRecord(b"v", key=key, partition=partition) for key in keys]
         )
@@ -66,47 +67,54 @@ def hot_of(client: mansio.blocking.Client) -> list[mansio.HotPartition]:
 
 
 @pytest.mark.row("T6")
-def test_a_hot_partition_is_named_with_its_key_and_remedy_by_every_protocol(broker: TestBroker) -> None:
+def test_a_hot_partition_is_named_with_its_key_and_remedy_until_its_load_ends(broker: TestBroker) -> None:
     client = broker.client()
     client.admin.create_topic("orders", partitions=PARTITIONS)
-    heat(broker, client, "orders", lambda: any(each.keys for each in hot_of(client)))
+    heat(broker, client, "orders", lambda: any(each.remedies for each in hot_of(client)))
     (found,) = hot_of(client)
     assert (found.topic, found.partition, found.leader) == ("orders", 1, 1)
     assert found.rate >= 100
     assert found.factor is not None
     assert found.factor > 20
-    assert found.keys[0].key == b"customer 7"
+    assert found.keys[0].key == KEY
     assert 0.6 <= found.keys[0].share_min <= 0.75 <= found.keys[0].share_max <= 0.8
     (remedy,) = found.remedies
-    assert (remedy.kind, remedy.key) == (mansio.RemedyKind.ISOLATE_KEY, b"customer 7")
-
-    shell = Shell(broker.bootstrap_servers)
-    shown = shell.json("cluster", "hot")
-    assert [(each["topic"], each["partition"]) for each in shown["partitions"]] == [("orders", 1)]
-    assert shown["partitions"][0]["keys"][0]["key"] == "customer 7"
-    assert shown["partitions"][0]["remedies"][0]["kind"] == "isolate-key"
-    table = shell("cluster", "hot")
-    assert "customer 7" in table
-    assert "isolate-key" in table
-    assert "nothing to apply" in (shell("cluster", "hot", "--apply"), shell.errors)[1]
-
-    answer = httpx.get(f"{broker.http_url}/v1/cluster/hot-partitions").json()
-    assert answer["partitions"][0]["keys"][0]["key"] == "customer 7"
-    assert answer["partitions"][0]["remedies"][0]["kind"] == "isolate-key"
+    assert (remedy.kind, remedy.key) == (mansio.RemedyKind.ISOLATE_KEY, KEY)
+    service = broker._broker.service.hot_partitions  # type: ignore[union-attr]
+    assert [service.is_hot("orders", index) for index in range(PARTITIONS)] == [False, True, False, False]
     metrics = httpx.get(f"{broker.http_url}/metrics").text
     assert "mansio_hot_partitions 1.0" in metrics
-    assert "customer 7" not in metrics, "keys are no labels"
+    assert KEY.decode() not in metrics, "keys are no labels"
 
     # The topic can forbid it; what was sampled before is not shown.
     client.admin.alter_topic_config("orders", {"mansio.hot.keys.enable": "false"})
     (found,) = hot_of(client)
     assert (found.key_access, found.keys, found.remedies) == ("not sampled", (), ())
 
-    # The load ends, and so does the flag.
     for _ in range(6):
         broker.clock.advance(seconds=WINDOW_S)
     assert hot_of(client) == []
+
+
+@pytest.mark.full
+@pytest.mark.row("T6")
+def test_the_command_and_http_show_hot_partitions(broker: TestBroker) -> None:
+    client, shell = broker.client(), Shell(broker.bootstrap_servers)
     assert "no partition is hot" in (shell("cluster", "hot"), shell.errors)[1]
+    client.admin.create_topic("orders", partitions=PARTITIONS)
+    heat(broker, client, "orders", lambda: any(each.remedies for each in hot_of(client)))
+    shown = shell.json("cluster", "hot")
+    assert [(each["topic"], each["partition"]) for each in shown["partitions"]] == [("orders", 1)]
+    assert shown["partitions"][0]["keys"][0]["key"] == KEY.decode()
+    assert shown["partitions"][0]["remedies"][0]["kind"] == "isolate-key"
+    assert shell.json("cluster", "hot", "--keys", "0")["partitions"][0]["key_access"] == "not requested"
+    table = shell("cluster", "hot")
+    assert KEY.decode() in table
+    assert "isolate-key" in table
+    assert "nothing to apply" in (shell("cluster", "hot", "--apply"), shell.errors)[1]
+    answer = httpx.get(f"{broker.http_url}/v1/cluster/hot-partitions").json()
+    assert answer["partitions"][0]["keys"][0]["key"] == KEY.decode()
+    assert answer["partitions"][0]["remedies"][0]["kind"] == "isolate-key"
 
 
 @pytest.mark.full
@@ -133,7 +141,7 @@ def test_a_topic_grows_only_with_the_consent_and_never_if_it_is_compacted(broker
 
     def is_sampled() -> bool:
         publish_many_keys("compacted")
-        return len([each for each in hot_of(client) if each.sampled_records >= 200]) == 2
+        return len([each for each in hot_of(client) if each.sampled_records >= 700]) == 2
 
     def publish_many_keys(topic: str) -> None:
         keys = (b"%d" % number for number in range(RECORDS))
@@ -217,7 +225,7 @@ def test_a_caller_without_read_sees_no_keys_and_without_describe_nothing(tmp_pat
             wait_until(is_sampled, what="it is hot still")
             (found,) = ask().partitions
             assert found.key_access == 0
-            assert bytes(found.keys[0].key) == b"customer 7"
+            assert bytes(found.keys[0].key) == KEY
             assert ask(0).partitions[0].key_access == 3
 
 

@@ -211,7 +211,9 @@ def _facts(
     sample = None
     if hot.key_access == _KEY_ACCESS.index("shown"):
         keys = tuple(KeyCount(bytes(each.key), each.records) for each in hot.keys)
-        sample = KeySample(hot.sampled_records, hot.records_without_key, hot.count_error, keys)
+        sample = KeySample(
+            hot.sampled_records, hot.records_without_key, hot.count_error, keys, hot.sampled_batches
+        )
     known = placement or Placement(node_id, (), (), is_compacted=True)
     return HotPartitionFacts(
         node_id,

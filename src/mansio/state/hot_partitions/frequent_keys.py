@@ -43,13 +43,14 @@ class KeyCount(NamedTuple):
 class KeySample(NamedTuple):
     """Frequent keys of a sample of the records of a partition.
 
-    `records`: sampled records, of which `without_key` have no key. `keys`: the most frequent keys in descending order
-    of their counts; a key has between its `records` and `records + error` of them."""
+    `records`: sampled records, of `batches` batches; `without_key` of them have no key. `keys`: the most frequent keys
+    in descending order of their counts; a key has between its `records` and `records + error` of them."""
 
     records: int
     without_key: int
     error: int
     keys: tuple[KeyCount, ...] = ()
+    batches: int = 0
 
     def share_min(self, key: KeyCount) -> float:
         """Return the part of the records that a key has at least."""
@@ -81,36 +82,48 @@ class FrequentKeys:
             self.counts = Counter({key: count - cut for key, count in self.counts.items() if count > cut})
 
 
+class _Counted:
+    """Keys between two calls of `rotate`."""
+
+    __slots__ = ("batches", "keys", "without_key")
+
+    def __init__(self) -> None:
+        self.keys = FrequentKeys()
+        self.without_key = 0
+        self.batches = 0
+
+
 class RecentKeys:
     """The most frequent keys of the records since the last but one `rotate`."""
 
-    __slots__ = ("_before", "_before_without_key", "_now", "_without_key")
+    __slots__ = ("_before", "_now")
 
     def __init__(self) -> None:
-        self._before, self._now = FrequentKeys(), FrequentKeys()
-        self._before_without_key = self._without_key = 0
+        self._before, self._now = _Counted(), _Counted()
 
     def add(self, keys: Sequence[bytes | None]) -> None:
-        """Count the keys of records; None is that of a record without one."""
+        """Count the keys of the records of a batch; None is that of a record without one."""
         present = [_kept(key) for key in keys if key is not None]
-        self._without_key += len(keys) - len(present)
-        self._now.add(present)
+        self._now.without_key += len(keys) - len(present)
+        self._now.batches += 1
+        self._now.keys.add(present)
 
     def rotate(self) -> None:
         """Drop what was counted before the last call."""
-        self._before, self._now = self._now, FrequentKeys()
-        self._before_without_key, self._without_key = self._without_key, 0
+        self._before, self._now = self._now, _Counted()
 
     def sample(self, keys_max: int) -> KeySample:
         """Return the records since the last but one `rotate`, with at most `keys_max` keys."""
-        counts = self._before.counts + self._now.counts
+        before, now = self._before, self._now
+        counts = before.keys.counts + now.keys.counts
         top = nlargest(keys_max, counts.items(), key=itemgetter(1))
-        without_key = self._before_without_key + self._without_key
+        without_key = before.without_key + now.without_key
         return KeySample(
-            self._before.records + self._now.records + without_key,
+            before.keys.records + now.keys.records + without_key,
             without_key,
-            self._before.error + self._now.error,
+            before.keys.error + now.keys.error,
             tuple(KeyCount(key, count) for key, count in top),
+            before.batches + now.batches,
         )
 
 

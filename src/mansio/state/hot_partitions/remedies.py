@@ -41,7 +41,9 @@ BEHIND_S_MIN: Final = 30.0
 HOT_KEY_SHARE: Final = 0.5
 """Part of the records with which one key makes a partition hot."""
 SAMPLED_RECORDS_MIN: Final = 100
-"""Number of sampled records from which on a sample says anything."""
+SAMPLED_BATCHES_MIN: Final = 5
+"""Numbers of sampled records and batches from which on a remedy is chosen by keys. A producer may send the records of a
+key in one batch."""
 
 
 class RemedyKind(StrEnum):
@@ -147,7 +149,7 @@ def _of_leader(move: LeaderMove | None) -> Iterable[Remedy]:
 
 def _of_keys(facts: HotPartitionFacts) -> Iterable[Remedy]:
     sample = facts.sample
-    if sample is None or sample.records < SAMPLED_RECORDS_MIN:
+    if sample is None or sample.records < SAMPLED_RECORDS_MIN or sample.batches < SAMPLED_BATCHES_MIN:
         return
     top = sample.keys[0] if sample.keys else None
     if top is not None and sample.share_min(top) >= HOT_KEY_SHARE:

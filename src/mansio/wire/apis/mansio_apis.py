@@ -964,7 +964,8 @@ class HotPartition(_Flexible):
     """A hot partition. Rates are records per second: `rate` that of the partition, `median_rate` that of its topic's
     partitions, `topic_rate` that of the topic. `led_s`: for how long the broker has led it. `key_access`: 0 if the
     fields after it count, 1 if no keys are sampled, 2 if the client may not read the topic, 3 if it asked for none. Of
-    the `sampled_records`, a key has at least its `records` and at most `records + count_error`."""
+    the `sampled_records` of `sampled_batches` batches, a key has at least its `records` and at most `records +
+    count_error`."""
 
     topic: str = field(metadata=_TEXT)
     topic_id: uuid.UUID | None = field(metadata=_UUID)
@@ -976,6 +977,7 @@ class HotPartition(_Flexible):
     led_s: float = field(metadata=_FLOAT64)
     key_access: int = field(metadata=_INT8)
     sampled_records: int = field(metadata=_INT64, default=0)
+    sampled_batches: int = field(metadata=_INT32, default=0)
     records_without_key: int = field(metadata=_INT64, default=0)
     count_error: int = field(metadata=_INT64, default=0)
     keys: tuple[HotKey, ...] = ()

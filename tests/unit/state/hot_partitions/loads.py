@@ -36,7 +36,8 @@ KINDS: Final = (
 
 class Load(NamedTuple):
     """True rates of a topic's partitions in records per second, and the rate of everything else on their broker.
-    `bursts`: (window, partition, factor) with other rates for one window."""
+    `bursts`: (window, partition, factor) with other rates for one window, of a
+    partition at most two."""
 
     kind: str
     rates: tuple[float, ...]
@@ -78,8 +79,10 @@ def load(kind: str, random: Random) -> Load:
     bursts: tuple[tuple[int, int, float], ...] = ()
     if kind == "bursts":
         bursts = tuple(
-            (window, random.randrange(partitions), random.uniform(5, 50))
-            for window in (random.randrange(20) for _ in range(4))
+            (window + more, partition, random.uniform(5, 50))
+            for partition in random.sample(range(partitions), 4)
+            for window in (random.randrange(18),)
+            for more in range(random.choice((1, 2)))
         )
     return Load(kind, tuple(even), other_rate, bursts)
 

@@ -59,9 +59,9 @@ def test_keys_of_the_past_leave_and_those_of_the_last_window_stay() -> None:
     keys.add([b"old"] * 10)
     keys.rotate()
     keys.add([b"new"] * 5 + [None])
-    assert keys.sample(10) == KeySample(16, 1, 0, (KeyCount(b"old", 10), KeyCount(b"new", 5)))
+    assert keys.sample(10) == KeySample(16, 1, 0, (KeyCount(b"old", 10), KeyCount(b"new", 5)), 2)
     keys.rotate()
-    assert keys.sample(10) == KeySample(6, 1, 0, (KeyCount(b"new", 5),))
+    assert keys.sample(10) == KeySample(6, 1, 0, (KeyCount(b"new", 5),), 1)
     keys.rotate()
     assert keys.sample(10) == KeySample(0, 0, 0)
 

@@ -27,8 +27,8 @@ FACTS = HotPartitionFacts(
     partition_count=6,
     is_compacted=False,
 )
-MANY_KEYS = KeySample(1_000, 0, 4, (KeyCount(b"a", 30),))
-ONE_KEY = KeySample(1_000, 0, 4, (KeyCount(b"a", 700), KeyCount(b"b", 10)))
+MANY_KEYS = KeySample(1_000, 0, 4, (KeyCount(b"a", 30),), 10)
+ONE_KEY = KeySample(1_000, 0, 4, (KeyCount(b"a", 700), KeyCount(b"b", 10)), 10)
 
 
 def kinds(
@@ -61,10 +61,12 @@ def test_one_key_is_isolated_and_many_are_divided_but_not_in_a_compacted_topic()
 
 
 def test_a_small_or_unclear_sample_is_no_reason_and_records_without_key_are_the_producers() -> None:
-    assert kinds(FACTS._replace(sample=KeySample(99, 0, 0, (KeyCount(b"a", 99),)))) == []
-    unclear = KeySample(1_000, 0, 100, (KeyCount(b"a", 450),))
+    assert kinds(FACTS._replace(sample=KeySample(99, 0, 0, (KeyCount(b"a", 99),), 10))) == []
+    one_batch_each = KeySample(400, 0, 0, (KeyCount(b"a", 400),), 4)
+    assert kinds(FACTS._replace(sample=one_batch_each)) == []
+    unclear = KeySample(1_000, 0, 100, (KeyCount(b"a", 450),), 10)
     assert kinds(FACTS._replace(sample=unclear)) == []
-    assert kinds(FACTS._replace(sample=KeySample(1_000, 900, 0))) == [RemedyKind.SPREAD_RECORDS]
+    assert kinds(FACTS._replace(sample=KeySample(1_000, 900, 0, (), 10))) == [RemedyKind.SPREAD_RECORDS]
     assert kinds(FACTS) == []
 
 

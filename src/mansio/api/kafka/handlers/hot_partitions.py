@@ -49,6 +49,7 @@ def _partition_fields(hot: DescribedHotPartition) -> dict[str, Any]:
     if (sample := hot.sample) is not None:
         fields |= {
             "sampled_records": sample.records,
+            "sampled_batches": sample.batches,
             "records_without_key": sample.without_key,
             "count_error": sample.error,
             "keys": [each._asdict() for each in sample.keys],
