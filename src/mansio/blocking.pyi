@@ -352,8 +352,8 @@ class ClusterAdmin:
         ...
 
     def hot_partitions(self, *, keys_max: int = 10, full_share: float = 0.7, cool_down_s: float = 600.0, timeout_ms: float = 5000) -> HotPartitions:
-        """The hot partitions, with at most `keys_max` keys of each whose topic the client may read, the loads of the
-        brokers, and which remedies help. Nothing is changed.
+        """The hot partitions, with at most `keys_max` (up to 20) keys of each whose topic the client may read, the
+        loads of the brokers, and which remedies help. Nothing is changed.
 
         A broker that uses `full_share` of a processor core counts as full. For `cool_down_s` after its leader has
         changed, no move of a partition is a remedy. Each broker is asked itself, for at most `timeout_ms`. Raises

@@ -49,7 +49,7 @@ KEY_CHARACTERS: Final = 24
 
 def hot(
     keys: Annotated[
-        int, typer.Option("--keys", min=0, max=100, metavar="N", help="Number of keys of each partition.")
+        int, typer.Option("--keys", min=0, max=20, metavar="N", help="Number of keys of each partition.")
     ] = 5,
     apply: Annotated[
         bool, typer.Option("--apply", help="Move leaders away from full brokers, where this helps.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.hot_partitions import DescribedHotPartition
     from mansio.wire.codec.messages import Struct
 
-KEYS_MAX: Final = 100
+KEYS_MAX: Final = 20
 """Maximum number of keys of each partition in a response."""
 
 
