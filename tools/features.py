@@ -116,6 +116,7 @@ PARTLY = {
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
     "T1": "by offset, or as the last record that failed in a group; not by key or id yet",
+    "T6": "by records published, not read; keys are sampled; leaders are moved on request",
     "T5": "metrics and probes; no trace context yet",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, trace, group, dlq, delayed, schedule, quota, user, "

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from mansio.client.admin.explanations import GroupExplanation, GroupFinding
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
+    from mansio.client.admin.hot_partitions import HotKey, HotPartition, HotPartitions
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
     from mansio.client.admin.schedules import CatchUp, Schedule, ScheduleAdmin
     from mansio.client.admin.shares import (
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
         Permission,
         ResourceType,
     )
+    from mansio.state.hot_partitions.remedies import BrokerLoad, LeaderMove, Remedy, RemedyKind
 
 __all__ = [
     "DEFAULT_ENTITY",
@@ -122,6 +124,7 @@ __all__ = [
     "Broker",
     "BrokerFeatures",
     "BrokerHealth",
+    "BrokerLoad",
     "BrokerStatus",
     "CatchUp",
     "ChangedRecords",
@@ -152,6 +155,10 @@ __all__ = [
     "Headers",
     "HeadersLike",
     "HealthProblem",
+    "HotKey",
+    "HotPartition",
+    "HotPartitions",
+    "LeaderMove",
     "LeaseHolder",
     "LeaseLost",
     "Leased",
@@ -187,6 +194,8 @@ __all__ = [
     "RecordMetadata",
     "RecordTrace",
     "RedriveResult",
+    "Remedy",
+    "RemedyKind",
     "ResourceType",
     "Schedule",
     "ScheduleAdmin",
@@ -222,6 +231,8 @@ _ACLS = "mansio.client.admin.acls"
 _ACL_TYPES = "mansio.state.authorization.acls"
 _ADMIN = "mansio.client.admin.admin"
 _CLUSTER = "mansio.client.admin.cluster"
+_HOT_PARTITIONS = "mansio.client.admin.hot_partitions"
+_REMEDIES = "mansio.state.hot_partitions.remedies"
 _DELAYS = "mansio.client.admin.delays"
 _TRACES = "mansio.client.admin.traces"
 _EXPLANATIONS = "mansio.client.admin.explanations"
@@ -247,6 +258,7 @@ _LAZY = {
     "Broker": "mansio.node.embedded:EmbeddedBroker",
     "BrokerFeatures": _CLUSTER,
     "BrokerHealth": _CLUSTER,
+    "BrokerLoad": _REMEDIES,
     "BrokerStatus": _CLUSTER,
     "Client": "mansio.client.client",
     "ChangedRecords": _DELAYS,
@@ -273,6 +285,10 @@ _LAZY = {
     "Headers": _TYPES,
     "HeadersLike": _TYPES,
     "HealthProblem": _CLUSTER,
+    "HotKey": _HOT_PARTITIONS,
+    "HotPartition": _HOT_PARTITIONS,
+    "HotPartitions": _HOT_PARTITIONS,
+    "LeaderMove": _REMEDIES,
     "LeaseHolder": _SHARES,
     "LeaseLost": "mansio.errors",
     "Leased": "mansio.client.share.leased",
@@ -303,6 +319,8 @@ _LAZY = {
     "RecordId": _DELAYS,
     "RecordMetadata": _TYPES,
     "RedriveResult": "mansio.net.redrive",
+    "Remedy": _REMEDIES,
+    "RemedyKind": _REMEDIES,
     "CatchUp": _SCHEDULES,
     "Schedule": _SCHEDULES,
     "ScheduleAdmin": _SCHEDULES,

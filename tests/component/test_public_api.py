@@ -157,6 +157,18 @@ class Program:
         assert not any(
             one.is_offline or one.is_under_replicated or one.is_under_min_isr for one in partitions
         )
+        hot: mansio.HotPartitions = await done(admin.cluster.hot_partitions())
+        assert (hot.partitions, [type(one) for one in hot.brokers]) == ((), [mansio.BrokerLoad])
+        move = mansio.LeaderMove(1, 2, 0.9, 0.6)
+        remedy = mansio.Remedy(mansio.RemedyKind.MOVE_LEADER, "full", move=move)
+        one_key = mansio.HotKey(b"key", 0.5, 0.6)
+        rates = (300.0, 50.0, 400.0, 4, 600.0)
+        hot_one = mansio.HotPartition(
+            self.topic, 0, 1, *rates, (1, 2), (1,), is_compacted=False, key_access="shown", keys=(one_key,),
+            remedies=(remedy,),
+        )  # fmt: skip
+        assert hot_one.factor == 6.0
+        assert move.gain == pytest.approx(1 / 3)
         kind: mansio.ElectionType = "preferred"
         results: list[mansio.ElectionResult] = await done(admin.cluster.elect_leaders(kind, [self.partition]))
         assert results[0].outcome == "not needed"

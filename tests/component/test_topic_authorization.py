@@ -492,6 +492,11 @@ CLUSTER_REQUESTS: Final[
         [Operation.CLUSTER_ACTION],
     ),
     ApiKey.DESCRIBE_HEALTH: ({}, lambda answer: [answer.error_code], [Operation.DESCRIBE]),
+    ApiKey.DESCRIBE_HOT_PARTITIONS: (
+        {"keys_max": 1},
+        lambda answer: [answer.error_code],
+        [Operation.DESCRIBE],
+    ),
 }
 """Requests, the error codes of their answers, and the operations each of which is enough."""
 

@@ -76,6 +76,7 @@ def settings_of(node_id: int, **more: Any) -> Settings:
         shutdown_drain_ms=2000,
         log_flush_offset_checkpoint_interval_ms=500,
         log_cleaner_backoff_ms=5000,
+        hot_partition_window_ms=0,
         replica_fetch_max_bytes=4096,
         **more,
     )

@@ -236,6 +236,10 @@ def _trace_reads(target: Target, sender: RequestSender) -> Iterator[Forged]:
         fields = {**sender._asdict(), **record, "needs_facts": facts}
         yield from _in_all_versions(ApiKey.READ_TRACE, fields)
         yield from _in_all_versions(ApiKey.READ_TRACE, {**fields, "failed_group": target.group})
+def _rates(target: Target, sender: RequestSender) -> Iterator[Forged]:
+    return _in_all_versions(
+        ApiKey.DESCRIBE_PARTITION_RATES, {**sender._asdict(), "topic_ids": [target.topic_id]}
+    )
 
 
 def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
@@ -281,6 +285,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.CONFIRM_HAND_OVER: _confirmations,
     ApiKey.READ_TRACE: _trace_reads,
     ApiKey.COLLECT_GROUP_FACTS: _facts,
+    ApiKey.DESCRIBE_PARTITION_RATES: _rates,
 }
 
 

@@ -360,6 +360,12 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         note="Keys of records are left out without READ TOPIC.",
     ),
     ApiKey.COLLECT_GROUP_FACTS: Row(_READS, _BROKERS, brokers_only=True),
+    ApiKey.DESCRIBE_HOT_PARTITIONS: Row(
+        _READS,
+        (_need(_DESCRIBE_CLUSTER, place=_WHOLE),),
+        note="Without READ TOPIC, a hot partition of the topic has no keys in the answer.",
+    ),
+    ApiKey.DESCRIBE_PARTITION_RATES: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.CHECK_AUTHORIZATION: Row(
         _READS, (_need(_DESCRIBE_CLUSTER, place=_WHOLE, when="about another user"),)
     ),
@@ -437,6 +443,7 @@ HTTP: Final[Mapping[tuple[str, str], tuple[ApiKey, ...]]] = {
     ("GET", "/topics/{topic}/partitions/{partition}/records/{offset}/trace"): (_A.TRACE_RECORD,),
     ("GET", "/groups/{group}/last-failed/trace"): (_A.TRACE_RECORD,),
     ("GET", "/cluster"): (_A.DESCRIBE_CLUSTER,),
+    ("GET", "/cluster/hot-partitions"): (_A.DESCRIBE_HOT_PARTITIONS,),
 }
 """By method and path of an operation of the HTTP API."""
 

@@ -162,6 +162,7 @@ class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     host_labels = blocking(asyncio_cluster.ClusterAdmin.host_labels)
     raise_feature_level = blocking(asyncio_cluster.ClusterAdmin.raise_feature_level)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
+    hot_partitions = blocking(asyncio_cluster.ClusterAdmin.hot_partitions)
     elect_leaders = blocking(asyncio_cluster.ClusterAdmin.elect_leaders)
     log_dirs = blocking(asyncio_cluster.ClusterAdmin.log_dirs)
     alter_reassignments = blocking(asyncio_cluster.ClusterAdmin.alter_reassignments)

@@ -545,6 +545,21 @@ class Settings:
         "Maximum bytes per second that the scrubber reads. 0: it does not run.",
         minimum=0,
     )
+    hot_partition_window_ms: int = _ms(
+        10 * SECOND_MS,
+        "Length of the windows in which the rates of partitions are measured. A partition is hot if it was in 3 of 5 "
+        "windows. 0: no rates are measured.",
+        maximum=10 * MINUTE_MS,
+    )
+    hot_partition_records_per_second_min: int = _count(
+        100, "Rate in records per second below which no partition is hot."
+    )
+    hot_partition_percent_min: int = _count(
+        5,
+        "Percentage of the records that this broker takes in below which no partition is hot.",
+        minimum=2,
+        maximum=100,
+    )
     verify_again_ms: int = _ms(
         DAY_MS,
         "Stored batches that were verified this long ago are verified again on their next read.",

@@ -32,6 +32,7 @@ DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 """Longest deduplication window, in ms."""
 PRIORITY_ENABLE: Final = "mansio.priority.enable"
 TRACE_ENABLE: Final = "mansio.trace.enable"
+HOT_KEYS_ENABLE: Final = "mansio.hot.keys.enable"
 QUEUE_ATTRIBUTES: Final = "mansio.queue.attributes"
 QUEUE_ATTRIBUTES_BYTES_MAX: Final = 65_536
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
@@ -218,6 +219,9 @@ _KEYS: Final = (
         TRACE_ENABLE, ConfigType.BOOLEAN, "true", TRACE_ENABLE,
         "Whether the brokers write down what happens to the records of the topic: publications, deliveries, the ends of"
         " leases, committed positions.",
+        HOT_KEYS_ENABLE, ConfigType.BOOLEAN, "true", HOT_KEYS_ENABLE,
+        "Whether keys of the records of hot partitions are sampled, so that clients which may read the topic can ask"
+        " for the most frequent ones.",
         choice_parser("true", "false"),
     ),
     ConfigKey(
@@ -372,6 +376,7 @@ class TopicSettings:
     compression_type: str = PRODUCER
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
+    hot_keys_enabled: bool = True
 
     @property
     def deletes(self) -> bool:
@@ -528,6 +533,7 @@ def resolve_topic_settings(
         is_traced=value[TRACE_ENABLE] == "true",
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
+        hot_keys_enabled=value[HOT_KEYS_ENABLE] == "true",
     )
 
 

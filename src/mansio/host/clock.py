@@ -42,6 +42,11 @@ class HostRandom:
         return random.uniform(low, high)
 
 
+def processor_s() -> float:
+    """Processor time that this process has used, in seconds."""
+    return time.process_time()
+
+
 def boot_id() -> str:
     """Id of the machine's current boot on Linux; "" on other systems."""
     try:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.ports import Background, Clock, Disk, Random, Scheduler
 
 
@@ -28,3 +30,5 @@ class HostPorts(NamedTuple):
     session_clock: Clock | None = None
     """Clock for the sessions of group members, if it is not `clock`: a test broker can advance its clock without
     them."""
+    processor_s: Callable[[], float] = lambda: 0.0
+    """Returns the processor time that the process has used, in seconds; always 0 if it is not known."""

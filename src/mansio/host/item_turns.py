@@ -51,6 +51,8 @@ class Work(StrEnum):
     """Periodic checks of the in-sync sets of all partitions that this broker leads."""
     TRACE = "trace"
     """Encoding of the trace of records, and search in it."""
+    HOT_PARTITIONS = "hot_partitions"
+    """Measurement of the rates of all partitions that this broker leads, and reading of keys of hot ones."""
     CONTROLLER_PLAN = "controller_plan"
     """Decisions of the controller about all partitions."""
 

@@ -41,6 +41,9 @@ from mansio.broker.features.feature_ports import FeaturePorts
 from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
 from mansio.broker.features.holds.retention_holds import HoldDiskLimit, UnsupportedHolds
 from mansio.broker.features.known_features import create_features
+from mansio.broker.hot_partitions.key_sampler import ROUND_MS, KeySampler
+from mansio.broker.hot_partitions.monitor import HotPartitionMonitor
+from mansio.broker.hot_partitions.rate_exchange import RateExchange
 from mansio.broker.maintenance.log_cleaner import LogCleaner
 from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
@@ -65,6 +68,7 @@ from mansio.broker.services.group_explanations.explanation_service import Explan
 from mansio.broker.services.group_explanations.fact_collector import FactCollector
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.health import HealthService
+from mansio.broker.services.hot_partitions import HotPartitionService
 from mansio.broker.services.log_dirs import LogDirService
 from mansio.broker.services.log_ins import LogInService
 from mansio.broker.services.password_checks import PasswordChecker
@@ -271,6 +275,7 @@ class BrokerRuntime:
             scheduler=host_ports.scheduler,
             check_interval_ms=settings.log_retention_check_interval_ms,
         )
+        self.hot_partitions = self._build_hot_partitions()
         group_configs = self.group_configs = GroupConfigManager(
             store=store,
             state=state,
@@ -328,6 +333,31 @@ class BrokerRuntime:
         if self.cluster_member is not None:
             self.cluster_member.throttle_replication(settings.replica_throttle_bytes_per_second)
         logs.set_level(settings.log_level)
+
+    def _build_hot_partitions(self) -> HotPartitionMonitor:
+        settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
+        return HotPartitionMonitor(
+            self.partitions,
+            settings=settings,
+            state=self.state,
+            exchange=RateExchange(
+                self.state,
+                node_id=settings.node_id,
+                broker_epoch=(lambda: 0) if cluster_member is None else cluster_member.broker_epoch,
+                peers=None if cluster_member is None else cluster_member.peers(RequestClass.COORDINATION),
+                scheduler=host_ports.scheduler,
+            ),
+            sampler=KeySampler(
+                clock=host_ports.clock,
+                random=host_ports.random,
+                scheduler=host_ports.scheduler,
+                batch_thread=host_ports.batch_thread,
+                round_ms=min(ROUND_MS, settings.hot_partition_window_ms),
+            ),
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            processor_s=host_ports.processor_s,
+        )
 
     def _build_group_coordinator(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
         settings, host_ports, state, cluster_member = (
@@ -681,6 +711,9 @@ class BrokerRuntime:
                 authorization=authorization,
                 host_labels=self.state.host_labels,
             ),
+            hot_partitions=HotPartitionService(
+                self.hot_partitions, partitions=self.partitions, authorization=authorization
+            ),
             group_configs=group_configs,
             group_facts=group_facts,
             explanations=ExplanationService(
@@ -860,6 +893,7 @@ class BrokerRuntime:
         self.state.on_change(self._delete_offsets_of_deleted_topic)
         stack.callback(self.service.delegation_tokens.stop)
         stack.callback(self.retention.stop)
+        stack.callback(self.hot_partitions.stop)
         self._disk_limit = HoldDiskLimit(
             partitions.feature(RetentionHoldFeature).holds,
             scheduler=scheduler,
@@ -871,10 +905,12 @@ class BrokerRuntime:
         stack.callback(self._disk_limit.stop)
 
     def start_background_work(self) -> None:
-        """Start retention, compaction, scrubbing, the check of disk space and that of delegation tokens."""
+        """Start retention, compaction, scrubbing, the search for hot partitions, and the checks of disk space and
+        delegation tokens."""
         self._disk_limit.start()
         self.service.delegation_tokens.start()
         self.retention.start()
+        self.hot_partitions.start()
         self.log_cleaner.start()
         self.log_scrubber.start()
         # Writing pending dead letters needs no group member.

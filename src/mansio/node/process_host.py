@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mansio.broker.maintenance.data_dir_mode import SINGLE_NODE_FILE_NAME
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.clock import HostClock, HostRandom, boot_id
+from mansio.host.clock import HostClock, HostRandom, boot_id, processor_s
 from mansio.host.disk import HostDisk
 from mansio.host.host_ports import HostPorts
 from mansio.host.threads import BackgroundThread
@@ -60,6 +60,7 @@ class ProcessHost:
             request_thread=self._start_thread(stack, "mansio-requests"),
             password_thread=self._start_thread(stack, "mansio-passwords"),
             boot_id=boot_id(),
+            processor_s=processor_s,
         )
 
     async def open_store(self, settings: Settings, before_commit: BeforeCommit) -> MetadataStore:

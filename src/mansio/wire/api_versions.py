@@ -118,6 +118,8 @@ class ApiKey(IntEnum):
     READ_TRACE = 20130
     EXPLAIN_GROUP = 20126
     COLLECT_GROUP_FACTS = 20127
+    DESCRIBE_HOT_PARTITIONS = 20128
+    DESCRIBE_PARTITION_RATES = 20129
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -756,6 +758,19 @@ _ROWS: Final = (
         0,
         "group_explanations.collect_group_facts",
         note="Mansio's own, not advertised. What a broker knows of the partitions and clients of a group. "
+        ApiKey.DESCRIBE_HOT_PARTITIONS,
+        0,
+        0,
+        "hot_partitions.describe_hot_partitions",
+        note="Mansio's own. Load and hot partitions of the broker that answers; their most frequent keys need READ on "
+        "the topic.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_PARTITION_RATES,
+        0,
+        0,
+        "hot_partitions.describe_partition_rates",
+        note="Mansio's own, not advertised. Rates of the partitions that the broker which answers leads. "
         f"{_BROKERS_ONLY}",
         brokers_only=True,
         is_advertised=False,
@@ -874,6 +889,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.READ_TRACE: 0,
     ApiKey.EXPLAIN_GROUP: 0,
     ApiKey.COLLECT_GROUP_FACTS: 0,
+    ApiKey.DESCRIBE_HOT_PARTITIONS: 0,
+    ApiKey.DESCRIBE_PARTITION_RATES: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -282,6 +282,17 @@ def test_the_examples_about_why_a_group_waits_work_in_their_order(bench: Bench) 
     found = examples("docs/how-to/why-a-group-waits.md")
     assert list(found) == list(expected)
     run_in_order(bench, found, expected)
+def test_the_examples_about_hot_partitions_work_in_their_order(tmp_path: Path) -> None:
+    document = "docs/how-to/hot-partitions.md"
+    expected = {
+        "load": "1 hot partition: b'customer 7' isolate-key\n",
+        "hot": "isolate-key: one key has 9",
+        "forbid": "",
+    }
+    found = examples(document)
+    assert list(found) == ["serve", *expected]
+    with started(tmp_path, document) as bench:
+        run_in_order(bench, found, expected)
 
 
 @pytest.mark.full

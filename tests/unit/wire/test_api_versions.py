@@ -64,6 +64,7 @@ def test_everything_is_advertised_but_what_only_brokers_of_mansio_send() -> None
         ApiKey.CONFIRM_HAND_OVER,
         ApiKey.READ_TRACE,
         ApiKey.COLLECT_GROUP_FACTS,
+        ApiKey.DESCRIBE_PARTITION_RATES,
     }
     assert {key for key, _, _ in advertised_versions()} == set(SUPPORTED_APIS) - hidden
 

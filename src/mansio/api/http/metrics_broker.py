@@ -228,6 +228,20 @@ def _verification(broker: RunningBroker) -> Iterator[Measurement]:
     )
 
 
+def _hot_partitions(broker: RunningBroker) -> Iterator[Measurement]:
+    hot = broker.services.hot_partitions
+    yield _gauge(
+        "hot_partitions",
+        "Partitions that this broker leads and that take in far more than the others of their topics.",
+        hot.count,
+    )
+    yield _counter(
+        "hot_partition_sampled_batches",
+        "Batches of hot partitions of which keys were read.",
+        hot.sampled_batch_count,
+    )
+
+
 def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
     meaning = "New connections closed because their address exceeds connection_creation_rate."
     yield _counter("connections_throttled", meaning, broker.server.throttled_connection_count)
@@ -504,6 +518,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _holds,
     _compaction,
     _verification,
+    _hot_partitions,
     _quotas,
     _log_lines,
     _traces,

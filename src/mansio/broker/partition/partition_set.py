@@ -191,6 +191,11 @@ class PartitionSet:
             [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
         )
 
+    def open_partitions_of(self, topic: str) -> list[Partition]:
+        """Return the partitions of a topic that are open on this broker, none if it is not served."""
+        found = self._by_name.get(topic)
+        return [] if found is None else [each for each in found.partitions if isinstance(each, Partition)]
+
     def served_topics(self) -> list[Topic]:
         """Return the topics that are served."""
         return [served.topic for served in self._by_id.values()]

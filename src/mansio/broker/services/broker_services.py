@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.group_explanations.fact_collector import FactCollector
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.health import HealthService
+    from mansio.broker.services.hot_partitions import HotPartitionService
     from mansio.broker.services.log_dirs import LogDirService
     from mansio.broker.services.log_ins import LogInService
     from mansio.broker.services.password_checks import PasswordChecker
@@ -115,5 +116,6 @@ class BrokerServices:
     transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator
     health: HealthService
+    hot_partitions: HotPartitionService
     cluster: ClusterServices | None = None
     """None on a single node."""

@@ -1,5 +1,5 @@
 """`mansio cluster`: status, brokers and partitions of a cluster, settings of running brokers, leader elections,
-moves of partitions, and the end of an upgrade (`cluster_upgrade`).
+moves of partitions, hot partitions (`cluster_hot`), and the end of an upgrade (`cluster_upgrade`).
 
 Invariants:
 * All output comes from the brokers over the Kafka protocol at the time of the command.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from mansio.cli.admin.cluster_hot import hot
 from mansio.cli.admin.cluster_upgrade import finalize
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 
 app.command()(finalize)
+app.command()(hot)
 
 UNCLEAN_WARNING = (
     "a replica that is not in sync becomes the leader: every record it does not have is lost permanently, including "

@@ -2,7 +2,7 @@
 
 Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460), DescribeLogDirs (KIP-113,
 KIP-827), AlterPartitionReassignments and ListPartitionReassignments (KIP-455), UnregisterBroker (KIP-631),
-UpdateFeatures (KIP-584), and DescribeHealth of Mansio; caches no results.
+UpdateFeatures (KIP-584), and DescribeHealth and DescribeHotPartitions of Mansio; caches no results.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from mansio.client.admin.hot_partitions import HotPartitions, Placement, ask_broker, combine, group_lags
 from mansio.client.types import TopicPartition
 from mansio.config.config_def import ResourceType
-from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition, UnsupportedVersion
+from mansio.config.topic_config import COMPACT
+from mansio.errors import (
+    ClusterAuthorizationFailed,
+    MansioError,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+)
 from mansio.net.cluster import check_top_level_error
 from mansio.net.retry import client_error_for_code, raise_for_code
-from mansio.tracebacks import without_traceback
+from mansio.state.hot_partitions.remedies import COOL_DOWN_S, FULL_SHARE
+from mansio.tracebacks import copied, without_traceback
 from mansio.version import __version__
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.features import FIRST_LEVEL, UPGRADE, VERSION_FEATURE
@@ -34,6 +43,7 @@ ELECTIONS_PER_REQUEST: Final = 500
 """Each is a transaction, and they are executed one after the other."""
 ELECTION_NOT_NEEDED: Final = 84
 MIN_IN_SYNC_REPLICAS_CONFIG: Final = "min.insync.replicas"
+CLEANUP_POLICY_CONFIG: Final = "cleanup.policy"
 ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
 
 ElectionType = Literal["preferred", "unclean"]
@@ -331,7 +341,9 @@ class ClusterAdmin:
         if wanted == []:
             return []
         found = [response async for response in self._pages(wanted, broker)]
-        least = await self._min_in_sync_replicas(sorted({response.name for response in found}))
+        least = await self._topic_settings(
+            sorted({response.name for response in found}), MIN_IN_SYNC_REPLICAS_CONFIG
+        )
         return [
             PartitionStatus(
                 response.name,
@@ -341,12 +353,64 @@ class ClusterAdmin:
                 tuple(partition.replica_nodes),
                 tuple(partition.isr_nodes),
                 tuple(partition.offline_replicas),
-                least.get(response.name),
+                int(least[response.name]) if response.name in least else None,
                 response.is_internal,
             )
             for response in found
             for partition in sorted(response.partitions, key=lambda one: int(one.partition_index))
         ]
+
+    async def hot_partitions(
+        self,
+        *,
+        keys_max: int = 10,
+        full_share: float = FULL_SHARE,
+        cool_down_s: float = COOL_DOWN_S,
+        timeout_ms: float = 5_000,
+    ) -> HotPartitions:
+        """The hot partitions, with at most `keys_max` (up to 20) keys of each whose topic the client may read, the
+        loads of the brokers, and which remedies help. Nothing is changed.
+
+        A broker that uses `full_share` of a processor core counts as full. For `cool_down_s` after its leader has
+        changed, no move of a partition is a remedy. Each broker is asked itself, for at most `timeout_ms`. Raises
+        `ClusterAuthorizationFailed` without DESCRIBE for the cluster."""
+        found = await self.status()
+        live = [one.node_id for one in found.brokers if not one.is_fenced]
+        answers = await asyncio.gather(
+            *(ask_broker(self._cluster, node_id, keys_max, timeout_ms) for node_id in live)
+        )
+        for one in answers:
+            if isinstance(one.error, ClusterAuthorizationFailed):
+                raise copied(one.error)
+        hot = {
+            TopicPartition(each.topic, each.partition_index)
+            for one in answers
+            if one.error is None
+            for each in one.response.partitions
+        }
+        placements: dict[TopicPartition, Placement] = {}
+        lags: dict[TopicPartition, tuple[tuple[str, int], ...]] = {}
+        if hot:
+            for topic in sorted({each.topic for each in hot}):
+                placements |= await self._placements(topic)
+            known = [each for each in sorted(hot) if each in placements]
+            lags = await group_lags(self._cluster, known, timeout_ms=timeout_ms) if known else {}
+        return combine(answers, placements, lags, full_share=full_share, cool_down_s=cool_down_s)
+
+    async def _placements(self, topic: str) -> dict[TopicPartition, Placement]:
+        """The partitions of a topic; none if it was deleted, or the client may not describe it."""
+        try:
+            partitions = await self.partitions([topic])
+            policies = await self._topic_settings([topic], CLEANUP_POLICY_CONFIG)
+        except MansioError:
+            return {}
+        is_compacted = COMPACT in policies.get(topic, COMPACT)  # if it is not known, it may be
+        return {
+            TopicPartition(topic, one.partition): Placement(
+                one.leader, one.replicas, one.in_sync_replicas, is_compacted
+            )
+            for one in partitions
+        }
 
     async def elect_leaders(
         self,
@@ -509,15 +573,15 @@ class ClusterAdmin:
                 "partition_index": page.next_cursor.partition_index,
             }
 
-    async def _min_in_sync_replicas(self, topics: Sequence[str]) -> dict[str, int]:
-        """`min.insync.replicas` by topic; topics whose settings the broker does not return are absent."""
+    async def _topic_settings(self, topics: Sequence[str], setting: str) -> dict[str, str]:
+        """The value of a setting by topic; topics whose settings the broker does not return are absent."""
         found = {}
         for begin in range(0, len(topics), TOPICS_PER_REQUEST):
             resources = [
                 {
                     "resource_type": ResourceType.TOPIC,
                     "resource_name": name,
-                    "configuration_keys": [MIN_IN_SYNC_REPLICAS_CONFIG],
+                    "configuration_keys": [setting],
                 }
                 for name in topics[begin : begin + TOPICS_PER_REQUEST]
             ]
@@ -527,8 +591,8 @@ class ClusterAdmin:
             )
             for result in response.results:
                 for entry in result.configs or ():
-                    if entry.name == MIN_IN_SYNC_REPLICAS_CONFIG and entry.value is not None:
-                        found[result.resource_name] = int(entry.value)
+                    if entry.name == setting and entry.value is not None:
+                        found[result.resource_name] = entry.value
         return found
 
 

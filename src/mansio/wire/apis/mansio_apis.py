@@ -37,6 +37,9 @@ prove to each other that they know the cluster secret (`state.broker_handshake`)
 `ConfirmHandOver` asks another broker whether it, too, finds a broker killed (`metadata.hand_over`); it is not
 advertised either.
 
+`DescribeHotPartitions` returns load and hot partitions of the broker that answers, and is advertised.
+`DescribePartitionRates`, by which brokers learn the rates of partitions that others lead, is not.
+
 The schemas are classes like those of the package kio, from which `messages` compiles codecs. Every message is flexible
 (KIP-482), so that tagged fields can be added.
 """
@@ -57,6 +60,7 @@ _INT8: Final = {"kafka_type": "int8"}
 _INT16: Final = {"kafka_type": "int16"}
 _INT32: Final = {"kafka_type": "int32"}
 _INT64: Final = {"kafka_type": "int64"}
+_FLOAT64: Final = {"kafka_type": "float64"}
 _TEXT: Final = {"kafka_type": "string"}
 _BYTES: Final = {"kafka_type": "bytes"}
 _UUID: Final = {"kafka_type": "uuid"}
@@ -1287,6 +1291,83 @@ class CollectGroupFactsResponse(_Flexible):
     transactions: tuple[ReportedTransaction, ...] = ()
     throttles: tuple[ReportedThrottle, ...] = ()
     refusals: tuple[ReportedRefusal, ...] = ()
+class DescribeHotPartitionsRequest(_Flexible):
+    """Request for the hot partitions that the broker which answers leads. `keys_max`: number of keys of each; 0:
+    none."""
+
+    keys_max: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotKey(_Flexible):
+    """A key, and the least number of sampled records that have it."""
+
+    key: bytes = field(metadata=_BYTES, repr=False)
+    records: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotPartition(_Flexible):
+    """A hot partition. Rates are records per second: `rate` that of the partition, `median_rate` that of its topic's
+    partitions, `topic_rate` that of the topic. `led_s`: for how long the broker has led it. `key_access`: 0 if the
+    fields after it count, 1 if no keys are sampled, 2 if the client may not read the topic, 3 if it asked for none. Of
+    the `sampled_records` of `sampled_batches` batches, a key has at least its `records` and at most `records +
+    count_error`."""
+
+    topic: str = field(metadata=_TEXT)
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    partition_count: int = field(metadata=_INT32)
+    rate: float = field(metadata=_FLOAT64)
+    median_rate: float = field(metadata=_FLOAT64)
+    topic_rate: float = field(metadata=_FLOAT64)
+    led_s: float = field(metadata=_FLOAT64)
+    key_access: int = field(metadata=_INT8)
+    sampled_records: int = field(metadata=_INT64, default=0)
+    sampled_batches: int = field(metadata=_INT32, default=0)
+    records_without_key: int = field(metadata=_INT64, default=0)
+    count_error: int = field(metadata=_INT64, default=0)
+    keys: tuple[HotKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeHotPartitionsResponse(_Flexible):
+    """Response. `window_ms`: length of a window, 0 if the broker looks for no hot partitions. `rate`: records per
+    second that the broker takes in; `busy`: part of one processor core that it uses."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    window_ms: int = field(metadata=_INT32, default=0)
+    rate: float = field(metadata=_FLOAT64, default=0.0)
+    busy: float = field(metadata=_FLOAT64, default=0.0)
+    partitions: tuple[HotPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribePartitionRatesRequest(_Flexible):
+    """Request of the broker `node_id` for the rates of the partitions of topics."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    topic_ids: tuple[uuid.UUID | None, ...] = field(metadata=_UUID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRates(_Flexible):
+    """Rates in records per second of those partitions that the broker which answers leads and that take in anything, in
+    its last window or in the present one."""
+
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    rates: tuple[float, ...] = field(metadata=_FLOAT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribePartitionRatesResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    topics: tuple[TopicRates, ...] = ()
 
 
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
@@ -1319,6 +1400,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.READ_TRACE: (ReadTraceRequest, ReadTraceResponse),
     ApiKey.EXPLAIN_GROUP: (ExplainGroupRequest, ExplainGroupResponse),
     ApiKey.COLLECT_GROUP_FACTS: (CollectGroupFactsRequest, CollectGroupFactsResponse),
+    ApiKey.DESCRIBE_HOT_PARTITIONS: (DescribeHotPartitionsRequest, DescribeHotPartitionsResponse),
+    ApiKey.DESCRIBE_PARTITION_RATES: (DescribePartitionRatesRequest, DescribePartitionRatesResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

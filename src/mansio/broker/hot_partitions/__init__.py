@@ -1,0 +1,1 @@
+"""Hot partitions of a broker: rates of the partitions that it leads, and the frequent keys of the hot ones."""
