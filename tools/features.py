@@ -114,7 +114,7 @@ PARTLY = {
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
-    "T5": "metrics and probes; no trace context yet",
+    "T5": "trace context in Mansio's Python client, its transport for Celery and its pipelines",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, user, acl, "
     "token, pipeline, config, context, data, doctor, demo",

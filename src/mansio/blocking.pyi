@@ -934,7 +934,7 @@ class UserAdmin:
         """Delete an API key; its sessions end within a second. Raises `ResourceNotFound`."""
         ...
 
-def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, token: str | TokenProvider | None = None, token_endpoint: str | None = None, token_scope: str | None = None, api_key: str | None = None, certificate: str | None = None, key: str | None = None, delegation_token: bool = False) -> Client:
+def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, token: str | TokenProvider | None = None, token_endpoint: str | None = None, token_scope: str | None = None, api_key: str | None = None, certificate: str | None = None, key: str | None = None, delegation_token: bool = False, tracing: bool | None = None) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
@@ -954,8 +954,12 @@ def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: 
     (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD, MANSIO_MECHANISM, MANSIO_TOKEN, MANSIO_TOKEN_ENDPOINT,
     MANSIO_TOKEN_SCOPE, MANSIO_API_KEY, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for
     these addresses.
+    `tracing`: True makes spans and metrics of OpenTelemetry for publishing, receiving, handlers and acknowledgements
+    with the providers that the program has set before, and adds the context of a sampled span to the headers of
+    published records. None: if the environment variable MANSIO_TRACING is `true`.
 
-    Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
+    Raises `ConfigError` for an invalid address or setting, and `MissingExtra` if tracing is asked for and OpenTelemetry
+    is not installed. Entering the client raises `ConnectionLost` if no broker
     answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the
     port, `SaslAuthenticationFailed` that the user or the password is wrong."""
     ...
