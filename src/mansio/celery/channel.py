@@ -24,7 +24,7 @@ from mansio.celery.exchange_reader import Binding
 from mansio.celery.kept_readers import keep_reader, running_tags, take_reader
 from mansio.celery.names import topic_of_exchange, topic_of_queue
 from mansio.celery.queue_reader import QueueReader
-from mansio.celery.task_records import record_of
+from mansio.celery.task_records import context_headers, record_of
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             topic_of_queue(queue),
             task.value,
             key=task.key,
-            headers=task.headers,
+            headers=task.headers + context_headers(message) if self.thread.is_traced else task.headers,
             at=task.at,
             priority=task.priority,
         )
