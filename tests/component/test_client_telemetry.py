@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -160,6 +161,33 @@ def test_headers_of_the_user_stay_as_they_are_whatever_they_are(broker: mansio.B
                     assert [name for name, _ in message.headers[len(own) :]] == (
                         [] if keeps else ["traceparent"]
                     )
+
+    run(scenario)
+
+
+@pytest.mark.full
+def test_delay_id_and_priority_work_as_without_tracing(broker: mansio.Broker, spans: Spans) -> None:
+    config = {
+        "mansio.delay.enable": "true",
+        "mansio.dedup.ms": "60000",
+        "mansio.priority.enable": "true",
+    }
+
+    async def scenario() -> None:
+        async with traced(broker) as client:
+            await client.admin.create_topic("features", partitions=1, config=config)
+            await client.publish("features", b"1", delay=0.05, headers={"a": "b"})
+            await client.publish("features", "2", key="k", dedup_id="once", priority="high")
+            again = await client.publish("features", "2", key="k", dedup_id="once")
+            await client.publish_many("features", [b"3"], delay=timedelta(milliseconds=50))
+            messages = await stored(client, "features", 3)
+        sends = spans.named("send features")
+        found = {message.value: message for message in messages}
+        assert again.offset == found[b"2"].offset
+        for value, sent in zip((b"1", b"2", b"3"), (sends[0], sends[1], sends[3]), strict=True):
+            assert context_of(found[value]) == (sent.context.trace_id, sent.context.span_id)
+        assert found[b"1"].header("a") == b"b"
+        assert (found[b"2"].key, found[b"2"].header("mansio-priority")) == (b"k", b"high")
 
     run(scenario)
 

@@ -53,14 +53,6 @@ if TYPE_CHECKING:
     from mansio.telemetry.conventions import Attributes
     from mansio.telemetry.trace_context import Headers, Record
 
-    class ReceivedRecord(Record):
-        """A record of a topic."""
-
-        topic: str
-        partition: int
-        offset: int
-        value: bytes | None
-
 
 INSTRUMENTATION: Final = "mansio"
 LINKS_MAX: Final = 128
@@ -128,7 +120,7 @@ class ClientTelemetry:
 
     def on_received(
         self,
-        records: Sequence[ReceivedRecord],
+        records: Sequence[Record],
         begun_ns: int,
         *,
         topic: str | None,
@@ -163,7 +155,7 @@ class ClientTelemetry:
     # -- acknowledgements --------
 
     def start_acknowledging(
-        self, name: str, records: Sequence[ReceivedRecord], *, group: str, is_batch: bool
+        self, name: str, records: Sequence[Record], *, group: str, is_batch: bool
     ) -> Operation:
         """Start acknowledging records. `name`: of the outcome, as `ack`."""
         topics = {record.topic for record in records}
@@ -187,7 +179,7 @@ class ClientTelemetry:
     ) -> Callable[[Any], Awaitable[None]]:
         """Return a handler that runs `handler` in a `process` span, which is current meanwhile."""
 
-        async def call(record: ReceivedRecord) -> None:
+        async def call(record: Record) -> None:
             with self._processing(record, group):
                 outcome = handler(record)
                 if outcome is not None and inspect.isawaitable(outcome):
@@ -196,7 +188,7 @@ class ClientTelemetry:
         return call
 
     @contextmanager
-    def _processing(self, record: ReceivedRecord, group: str) -> Iterator[None]:
+    def _processing(self, record: Record, group: str) -> Iterator[None]:
         operation = Operation(self, PROCESS, PROCESS, record.topic, group=group)
         created = creation_context(record.headers) if record.headers else None
         parent = None

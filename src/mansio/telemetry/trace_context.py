@@ -33,7 +33,23 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class Record(Protocol):
-    """A record with headers."""
+    """A received record."""
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic."""
+
+    @property
+    def partition(self) -> int:
+        """Number of the partition."""
+
+    @property
+    def offset(self) -> int:
+        """Offset in the partition."""
+
+    @property
+    def value(self) -> bytes | None:
+        """Value; None for a tombstone."""
 
     @property
     def headers(self) -> Headers:

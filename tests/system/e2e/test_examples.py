@@ -262,6 +262,14 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
 
 
 @pytest.mark.full
+@pytest.mark.row("T5")
+def test_the_examples_about_opentelemetry_print_what_the_page_shows(bench: Bench) -> None:
+    found = examples("docs/how-to/opentelemetry.md")
+    assert list(found) == ["python", "consumer"]
+    bench.follow(found)
+
+
+@pytest.mark.full
 def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     required_tool("curl")
     expected = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
@@ -135,7 +135,8 @@ def test_records_of_a_traced_job_carry_its_context_and_each_batch_has_a_span(
     (ended,) = spans.named("pipeline run")
     batches = spans.named(f"batch {job.name}")
     assert len(batches) == done.batches > 0
-    assert sum(dict(batch.attributes or {})["mansio.pipeline.batch.records"] for batch in batches) == 100
+    counts: list[Any] = [dict(batch.attributes or {})["mansio.pipeline.batch.records"] for batch in batches]
+    assert sum(counts) == 100
     assert all(batch.parent is not None and batch.parent.span_id == id_of(ended) for batch in batches)
     records = contents(job.bootstrap_servers, job.topic)
     assert len(records) == 100

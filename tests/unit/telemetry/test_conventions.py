@@ -15,7 +15,7 @@ from mansio.telemetry.conventions import (
     chosen_names,
 )
 
-CURRENT = {
+CURRENT: dict[str, str | int | bool] = {
     SYSTEM: "kafka",
     OPERATION_NAME: "send",
     OPERATION_TYPE: "send",

@@ -24,6 +24,10 @@ headers = st.lists(st.tuples(names, contents), max_size=5).map(tuple)
 
 class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
+    topic: str = "orders"
+    partition: int = 0
+    offset: int = 0
+    value: bytes | None = b""
 
 
 def test_written_context_is_read_again() -> None:

@@ -204,6 +204,16 @@ class Batch:
             )
         )
 
+    def first_error(self, begin: int, end: int) -> MansioError | None:
+        """Return the first error of the records at the indexes [begin, end) of a completed batch; None without one."""
+        if self.halves is None:
+            return None if self.error is None or begin >= end else self._error_of_record(begin)
+        left, right = self.halves
+        middle = len(left.values)
+        return left.first_error(begin, min(end, middle)) or right.first_error(
+            max(begin - middle, 0), end - middle
+        )
+
     def _error_of_record(self, index: int) -> MansioError:
         """Return a new error object for the record at `index`; each record has its own, because several tasks may raise
         the errors of one batch. The broker may have reported which records are invalid (KIP-467)."""

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from mansio.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
 from mansio.client.producer.dedup_ids import deduplication_check, encode_dedup_id, with_dedup_header
@@ -34,7 +34,7 @@ from mansio.telemetry.context_headers import has_context
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Coroutine, Iterable, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -272,11 +272,12 @@ class Producer:
             return batch.outcomes(begin, end)
         return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
 
-    async def _queue_many(self, topic: str, records: Iterable[Publishable]) -> list[tuple[Batch, int, int]]:
+    def _queue_many(
+        self, topic: str, records: Iterable[Publishable]
+    ) -> Coroutine[Any, Any, list[tuple[Batch, int, int]]]:
         """Queue records of one call for publishing, in order; see `_append_many`."""
-        if self._traced is not None:
-            return await self._traced.append_many(topic, records)
-        return await self._append_many(topic, records)
+        append_many = self._append_many if self._traced is None else self._traced.append_many
+        return append_many(topic, records)
 
     async def _append_many(
         self, topic: str, records: Iterable[Publishable], context: Headers = ()
@@ -472,7 +473,7 @@ class Producer:
             self._options.batch_bytes_max - batch.size,
             self._options.buffer_bytes_max - self._sender.buffered_bytes,
         )
-        overhead = RECORD_OVERHEAD_BYTES + headers_size_bytes(headers)
+        overhead = RECORD_OVERHEAD_BYTES + (headers_size_bytes(headers) if headers else 0)
         wanted = VALUES_PER_STEP_MAX
         while wanted == VALUES_PER_STEP_MAX:
             values = run[position : position + wanted]

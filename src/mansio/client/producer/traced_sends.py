@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.client.producer.accumulator import CompletionListener, Delivery
-from mansio.errors import MansioError
 from mansio.telemetry.context_headers import has_context
 
 if TYPE_CHECKING:
@@ -91,16 +90,14 @@ class _Sending:
 
     def _end(self) -> None:
         operation, spans = self._operation, self._spans
-        count = sum(end - begin for _, begin, end in spans)
+        errors = (batch.first_error(begin, end) for batch, begin, end in spans)
+        error = next((each for each in errors if each is not None), None)
         if self._is_batch:
+            count = sum(end - begin for _, begin, end in spans)
             operation.set_count(count)
-        try:
-            for batch, begin, end in spans:
-                stored = batch.outcomes(begin, end)
-                if not self._is_batch:
-                    is_tombstone = batch.values[begin] is None
-                    operation.set_record(stored[0].partition, stored[0].offset, is_tombstone=is_tombstone)
-        except MansioError as error:
-            operation.end(count, error)
         else:
-            operation.end(count, None)
+            ((batch, index, _),) = spans
+            count = 1
+            offset = -1 if error is not None else batch.outcome(index).offset
+            operation.set_record(batch.queue.partition, offset, is_tombstone=batch.values[index] is None)
+        operation.end(count, error)
