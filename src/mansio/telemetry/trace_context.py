@@ -75,17 +75,17 @@ def creation_contexts(records: Iterable[Record], count_max: int) -> list[SpanCon
     """Return the different contexts in the headers of records, at most `count_max`. The one that the records of a call
     of `publish_many` share is parsed once."""
     texts: dict[tuple[bytes, bytes], None] = {}
-    last: tuple[bytes, bytes] | None = None
+    last: Headers = ()
     for record in records:
-        if not record.headers:
+        headers = record.headers
+        if not headers or headers is last:  # consecutive records with equal headers have one object
             continue
-        found = _read(record.headers)
-        if found is None or found == last:
-            continue
-        last = found
-        texts[found] = None
-        if len(texts) == count_max:
-            break
+        last = headers
+        found = _read(headers)
+        if found is not None:
+            texts[found] = None
+            if len(texts) == count_max:
+                break
     return [context for each in texts if (context := _parse(*each)) is not None]
 
 
