@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from mansio.errors import ConfigError, MissingExtra
 from mansio.telemetry import switch
-from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,17 +84,3 @@ def test_without_the_extra_tracing_is_refused_with_the_remedy(monkeypatch: pytes
         MissingExtra, match=r"opentelemetry-api is not installed: pip install 'mansio-mq\[otel\]'"
     ):
         is_traced(True)
-
-
-def test_client_that_is_not_traced_imports_nothing_of_opentelemetry() -> None:
-    program = (
-        "import asyncio, sys, mansio, mansio.blocking, mansio.cli.pipeline\n"
-        "async def make():\n"
-        "    return mansio.connect('127.0.0.1:1').producer()\n"
-        "asyncio.run(make())\n"
-        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, timeout=scaled(60)
-    )
-    assert done.stdout.decode().strip() == "[]"

@@ -112,7 +112,7 @@ def test_equal_headers_of_consecutive_records_are_encoded_and_decoded_once() -> 
         (BASE_MS, b"k" if number % 2 else None, b"v", each) for number, each in enumerate(order)
     ]
     batch = build_batch(rows)
-    assert batch == build_batch([(*row[:3], tuple(list(row[3]))) for row in rows])
+    assert batch == build_batch([(*row[:3], list(row[3])) for row in rows])
     found = as_rows(batch)
     assert [record.headers for record in found] == order
     assert found[0].headers is found[1].headers is found[3].headers

@@ -26,7 +26,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX, MessageBatch, decode_fetch
@@ -174,6 +173,7 @@ class Consumer:
             raise InvalidRequest("a topic pattern needs a group, whose coordinator evaluates it")
         self._cluster = cluster
         self._options = options
+        self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         is_member = options.group is not None and subscribes
         self._fetcher = Fetcher(cluster, options.fetch_options(is_member=is_member))
@@ -181,10 +181,6 @@ class Consumer:
         """Set while the application waits for the next message."""
         self._messages: list[Message] = []
         self._index = 0
-        self._load: Callable[[], Awaitable[bool]] = (
-            self._load_batch if telemetry is None else partial(self._load_traced, telemetry)
-        )
-        """Loads the next batch, with a span if the client is traced."""
         self._batch: MessageBatch | None = None
         """Current batch. `_messages` are the messages of the batch or a prefix of them; `_messages[_index]` is
         delivered next."""
@@ -345,6 +341,10 @@ class Consumer:
             self._decoding_state = completed.state
             if not waited or len(completed.batches) > LARGE_FETCH_BYTES:
                 await asyncio.sleep(0)  # lets heartbeats and fetches proceed while a reader is busy
+
+    def _load(self) -> Coroutine[Any, Any, bool]:
+        """`_load_batch`, with a span if the client is traced."""
+        return self._load_batch() if self._telemetry is None else self._load_traced(self._telemetry)
 
     async def _load_traced(self, telemetry: ClientTelemetry) -> bool:
         """`_load_batch` with a `poll` span, if it finds messages or fails."""

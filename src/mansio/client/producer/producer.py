@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from mansio.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
 from mansio.client.producer.dedup_ids import deduplication_check, encode_dedup_id, with_dedup_header
@@ -34,7 +34,7 @@ from mansio.telemetry.context_headers import has_context
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -265,19 +265,13 @@ class Producer:
         if delay is not None or at is not None:
             with_delay_header(None, delay, at)
             records = (_delayed(record, delay, at) for record in records)
-        spans = await self._queue_many(topic, records)
+        append_many = self._append_many if self._traced is None else self._traced.append_many
+        spans = await append_many(topic, records)
         await self._flush_batches({batch for batch, _, _ in spans})
         if len(spans) == 1:
             ((batch, begin, end),) = spans
             return batch.outcomes(begin, end)
         return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
-
-    def _queue_many(
-        self, topic: str, records: Iterable[Publishable]
-    ) -> Coroutine[Any, Any, list[tuple[Batch, int, int]]]:
-        """Queue records of one call for publishing, in order; see `_append_many`."""
-        append_many = self._append_many if self._traced is None else self._traced.append_many
-        return append_many(topic, records)
 
     async def _append_many(
         self, topic: str, records: Iterable[Publishable], context: Headers = ()
@@ -340,6 +334,11 @@ class Producer:
     def _start_identity(self, identity: ProducerIdentity) -> None:
         """Use this producer id and epoch for the next transaction."""
         self._sender.start_identity(identity)
+
+    async def _queue_many(self, topic: str, records: Iterable[Publishable]) -> None:
+        """Queue records of one call for publishing, in order; the call waits only for metadata and buffer space."""
+        append_many = self._append_many if self._traced is None else self._traced.append_many
+        await append_many(topic, records)
 
     def _fail_all(self, error: MansioError) -> None:
         """Fail all buffered records, also those in flight, which the broker will refuse."""
