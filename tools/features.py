@@ -116,13 +116,11 @@ PARTLY = {
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
     "T1": "by offset, or as the last record that failed in a group; not by key or id yet",
+    "T5": "trace context in Mansio's Python client, its transport for Celery and its pipelines",
     "T6": "by records published, not read; keys are sampled; leaders are moved on request",
-    "T5": "metrics and probes; no trace context yet",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, trace, group, dlq, delayed, schedule, quota, user, "
-    "acl, token, pipeline, config, context, data, doctor, demo",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, why, dlq, delayed, schedule, quota, user, acl, "
-    "token, pipeline, config, context, data, doctor, demo",
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, trace, group, why, dlq, delayed, schedule, quota, "
+    "user, acl, token, pipeline, config, context, data, doctor, demo",
     "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
 """Rows of which only a part holds today, and which part."""

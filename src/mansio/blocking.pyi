@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupExplanation, GroupListings, HandlerMode, HangingTransaction, HeadersLike, HotPartitions, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -187,6 +187,15 @@ class Admin:
         """State and members of a classic group or consumer group. The state is "Dead" if the group does not exist."""
         ...
 
+    def explain_group(self, group: str, *, sample: float = 1.0) -> GroupExplanation:
+        """What keeps a group of any type from going on, with the command that helps.
+
+        `sample` is the time in seconds, 0 to 10, for which the brokers look at what changes; with 0 they look once, and
+        causes that show only over time are not found. A group that does not exist is explained if a client was refused
+        to read in it; otherwise `GroupIdNotFound` is raised. Needs DESCRIBE for the group; topics without DESCRIBE are
+        counted only."""
+        ...
+
     def delete_group(self, group: str) -> None:
         """Delete a group without members. Raises `NonEmptyGroup` or `GroupIdNotFound`."""
         ...
@@ -352,6 +361,15 @@ class ClusterAdmin:
     def partitions(self, topics: Iterable[str] | None = None, *, broker: int | None = None) -> list[PartitionStatus]:
         """All partitions of `topics` (None: of all topics, including internal topics), as the broker `broker` knows
         them (None: any broker). Raises `UnknownTopicOrPartition`."""
+        ...
+
+    def hot_partitions(self, *, keys_max: int = 10, full_share: float = 0.7, cool_down_s: float = 600.0, timeout_ms: float = 5000) -> HotPartitions:
+        """The hot partitions, with at most `keys_max` (up to 20) keys of each whose topic the client may read, the
+        loads of the brokers, and which remedies help. Nothing is changed.
+
+        A broker that uses `full_share` of a processor core counts as full. For `cool_down_s` after its leader has
+        changed, no move of a partition is a remedy. Each broker is asked itself, for at most `timeout_ms`. Raises
+        `ClusterAuthorizationFailed` without DESCRIBE for the cluster."""
         ...
 
     def elect_leaders(self, election_type: ElectionType, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int = 30000) -> list[ElectionResult]:
@@ -951,7 +969,7 @@ class UserAdmin:
         """Delete an API key; its sessions end within a second. Raises `ResourceNotFound`."""
         ...
 
-def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, token: str | TokenProvider | None = None, token_endpoint: str | None = None, token_scope: str | None = None, api_key: str | None = None, certificate: str | None = None, key: str | None = None, delegation_token: bool = False) -> Client:
+def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, token: str | TokenProvider | None = None, token_endpoint: str | None = None, token_scope: str | None = None, api_key: str | None = None, certificate: str | None = None, key: str | None = None, delegation_token: bool = False, tracing: bool | None = None) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
@@ -971,8 +989,12 @@ def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: 
     (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD, MANSIO_MECHANISM, MANSIO_TOKEN, MANSIO_TOKEN_ENDPOINT,
     MANSIO_TOKEN_SCOPE, MANSIO_API_KEY, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for
     these addresses.
+    `tracing`: True makes spans and metrics of OpenTelemetry for publishing, receiving, handlers and acknowledgements
+    with the providers that the program has set before, and adds the context of a sampled span to the headers of
+    published records. None: if the environment variable MANSIO_TRACING is `true`.
 
-    Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
+    Raises `ConfigError` for an invalid address or setting, and `MissingExtra` if tracing is asked for and OpenTelemetry
+    is not installed. Entering the client raises `ConnectionLost` if no broker
     answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the
     port, `SaslAuthenticationFailed` that the user or the password is wrong."""
     ...

@@ -29,6 +29,20 @@ def test_importing_the_wire_imports_no_schema_and_the_statistics_no_application(
     assert done.stdout.decode().strip() == "[]"
 
 
+def test_client_that_is_not_traced_imports_nothing_of_opentelemetry() -> None:
+    program = (
+        "import asyncio, sys, mansio, mansio.blocking, mansio.cli.pipeline\n"
+        "async def make():\n"
+        "    return mansio.connect('127.0.0.1:1').producer()\n"
+        "asyncio.run(make())\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=scaled(60)
+    )
+    assert done.stdout.decode().strip() == "[]"
+
+
 def test_decompression_bombs_are_refused_before_they_take_memory() -> None:
     """In a process of its own that could not hold even one of them."""
     program = (

@@ -236,6 +236,8 @@ def _trace_reads(target: Target, sender: RequestSender) -> Iterator[Forged]:
         fields = {**sender._asdict(), **record, "needs_facts": facts}
         yield from _in_all_versions(ApiKey.READ_TRACE, fields)
         yield from _in_all_versions(ApiKey.READ_TRACE, {**fields, "failed_group": target.group})
+
+
 def _rates(target: Target, sender: RequestSender) -> Iterator[Forged]:
     return _in_all_versions(
         ApiKey.DESCRIBE_PARTITION_RATES, {**sender._asdict(), "topic_ids": [target.topic_id]}

@@ -24,7 +24,7 @@ from mansio.celery.exchange_reader import Binding
 from mansio.celery.kept_readers import keep_reader, running_tags, take_reader
 from mansio.celery.names import topic_of_exchange, topic_of_queue
 from mansio.celery.queue_reader import QueueReader
-from mansio.celery.task_records import record_of
+from mansio.celery.task_records import context_headers, record_of
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mansio.celery.client_thread import ClientThread
     from mansio.celery.exchange_reader import ExchangeReader, ProcessQueues
     from mansio.celery.inbox import Delivery
+    from mansio.celery.task_records import OutgoingTask
     from mansio.client.share.leased import Leased
 
 logger = logging.getLogger(__name__)
@@ -298,7 +299,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             topic_of_queue(queue),
             task.value,
             key=task.key,
-            headers=task.headers,
+            headers=self._record_headers(task, message),
             at=task.at,
             priority=task.priority,
         )
@@ -316,8 +317,15 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self.thread.publish_event(topic, task.value, task.headers)
             return
         producer = self.thread.exchange_producer if is_control else self.thread.task_producer
-        publish = producer.publish(topic, task.value, headers=task.headers)
+        publish = producer.publish(topic, task.value, headers=self._record_headers(task, message))
         self.thread.run(publish, PUBLISH_S_MAX)
+
+    def _record_headers(
+        self, task: OutgoingTask, message: dict[str, Any]
+    ) -> list[tuple[str, bytes | str | None]]:
+        """Return the headers of a record. If publishing is traced, a context that Celery's instrumentation has written
+        to the message is among them."""
+        return task.headers + context_headers(message) if self.thread.is_traced else task.headers
 
     def _cancel_revoked(self, message: dict[str, Any]) -> None:
         """Cancel the delayed tasks that a control command revokes: workers forget which tasks are revoked."""

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mansio.client.client import connect
 from mansio.client.producer.producer_options import ProducerOptions
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut
+from mansio.net.addresses import parse_addresses
 from mansio.net.blocking import LoopThread, LoopUnavailable
 from mansio.net.security_settings import SecuritySettings
+from mansio.telemetry.switch import client_telemetry
 
 if TYPE_CHECKING:
     import ssl
@@ -55,13 +57,15 @@ _FORKED: Final = "the connection belongs to the parent process"
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
     """How a client connects. `tls`: a context of the application, which replaces that of `security`; compared by
-    identity, as two contexts cannot be compared."""
+    identity, as two contexts cannot be compared. `tracing`: whether publishing a task is traced; the worker's part is
+    left to the instrumentation of Celery, which knows the task."""
 
     bootstrap_servers: str
     connect_timeout_ms: float
     client_id: str = "celery"
     tls: ssl.SSLContext | None = None
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    tracing: bool | None = None
 
 
 class ClientThread:
@@ -78,6 +82,8 @@ class ClientThread:
         self.known_exchanges: set[str] = set()
         self._loop: asyncio.AbstractEventLoop
         self.client: Client
+        self.is_traced = False
+        """Whether publishing a task makes a span."""
         self.task_producer: Producer
         """Waits until a record is durable on all in-sync replicas."""
         self.exchange_producer: Producer
@@ -110,9 +116,15 @@ class ClientThread:
             api_key=options.security.api_key,
             certificate=options.security.certificate,
             key=options.security.key,
+            tracing=False,
         )
         await self.client.__aenter__()
-        self.task_producer = self.client.producer(ProducerOptions(delivery_timeout_ms=PUBLISH_TIMEOUT_MS))
+        server = parse_addresses(options.bootstrap_servers)[0]
+        telemetry = client_telemetry(options.tracing, client_id=options.client_id, server=server)
+        self.is_traced = telemetry is not None
+        self.task_producer = self.client._new_producer(
+            ProducerOptions(delivery_timeout_ms=PUBLISH_TIMEOUT_MS), telemetry
+        )
         self.exchange_producer = self.client.producer(
             ProducerOptions(
                 acks=1,

@@ -60,6 +60,7 @@ class TransportOptions:
     mechanism: str | None = None
     certificate: str | None = None
     key: str | None = None
+    tracing: bool | None = None
 
     @property
     def lease_options(self) -> LeaseOptions:
@@ -228,6 +229,7 @@ def client_options(connection: Any, options: TransportOptions) -> ClientOptions:
         bootstrap_servers=bootstrap_servers,
         connect_timeout_ms=(connection.connect_timeout or CONNECT_S_MAX) * 1000,
         client_id=options.client_id,
+        tracing=options.tracing,
         tls=context,
         security=resolve_security(bootstrap_servers, given),
     )

@@ -7,6 +7,7 @@ which a delayed task is found.
 Invariants:
 * The broker delays a message with an eta, and the worker does not see the eta: it would hold the task.
 * A message that is delivered twice has two delivery tags.
+* A trace context that the instrumentation of Celery has written to the headers of a message is that of its record, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kombu.utils.json import dumps, loads
 
 from mansio.errors import InvalidRecord
+from mansio.telemetry.context_headers import CONTEXT_HEADERS, TRACEPARENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,6 +91,11 @@ def record_of(
 def message_of(record: Message, delivery_count: int) -> dict[str, Any]:
     """Return the message of a record. Raises `InvalidRecord` if kombu did not publish it."""
     headers = _load(record, HEADERS)
+    if record.header(TRACEPARENT) is not None and TRACEPARENT not in headers:
+        found = {name: record.header(name) for name in CONTEXT_HEADERS}
+        headers |= {
+            name: value.decode(errors="replace") for name, value in found.items() if value is not None
+        }
     properties = _load(record, PROPERTIES)
     tag = f"{record.topic}:{record.partition}:{record.offset}:{next(_delivery_numbers)}"
     properties["delivery_tag"] = tag
@@ -105,6 +112,15 @@ def message_of(record: Message, delivery_count: int) -> dict[str, Any]:
         "headers": headers,
         "properties": properties,
     }
+
+
+def context_headers(message: Mapping[str, Any]) -> list[tuple[str, bytes | str | None]]:
+    """Return the headers of the record with the trace context that the message has; without one the producer adds its
+    own."""
+    headers = message.get("headers") or {}
+    if not isinstance(headers.get(TRACEPARENT), str):
+        return []
+    return [(name, text) for name in CONTEXT_HEADERS if isinstance(text := headers.get(name), str)]
 
 
 def parse_eta(eta: str, naive_timezone: Callable[[], tzinfo]) -> datetime:

@@ -28,10 +28,11 @@ from mansio.client.transactions.transaction import Transaction
 from mansio.client.transactions.transactional_producer import TransactionalProducer
 from mansio.client.types import TopicPartition
 from mansio.errors import ConfigError
-from mansio.net.addresses import default_bootstrap_servers
+from mansio.net.addresses import default_bootstrap_servers, parse_addresses
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.net.contexts import resolve_security
+from mansio.telemetry.switch import client_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from mansio.client.transactions.processor import ProcessHandler
     from mansio.client.types import HeadersLike, Publishable, RecordMetadata, StartAt
     from mansio.net.token_credentials import TokenProvider
+    from mansio.telemetry.client_telemetry import ClientTelemetry
 
 
 def connect(
@@ -63,6 +65,7 @@ def connect(
     certificate: str | None = None,
     key: str | None = None,
     delegation_token: bool = False,
+    tracing: bool | None = None,
 ) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
@@ -83,8 +86,12 @@ def connect(
     (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD, MANSIO_MECHANISM, MANSIO_TOKEN, MANSIO_TOKEN_ENDPOINT,
     MANSIO_TOKEN_SCOPE, MANSIO_API_KEY, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for
     these addresses.
+    `tracing`: True makes spans and metrics of OpenTelemetry for publishing, receiving, handlers and acknowledgements
+    with the providers that the program has set before, and adds the context of a sampled span to the headers of
+    published records. None: if the environment variable MANSIO_TRACING is `true`.
 
-    Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
+    Raises `ConfigError` for an invalid address or setting, and `MissingExtra` if tracing is asked for and OpenTelemetry
+    is not installed. Entering the client raises `ConnectionLost` if no broker
     answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the
     port, `SaslAuthenticationFailed` that the user or the password is wrong.
     """
@@ -119,15 +126,24 @@ def connect(
         tls=own_context or security.tls_context(),
         sasl=security.credentials(),
     )
-    return Client(Cluster(bootstrap_servers, options=options), producer=producer)
+    telemetry = client_telemetry(tracing, client_id=client_id, server=parse_addresses(bootstrap_servers)[0])
+    return Client(Cluster(bootstrap_servers, options=options), producer=producer, telemetry=telemetry)
 
 
 class Client:
     """A connected client; see `connect`."""
 
-    def __init__(self, cluster: Cluster, *, producer: ProducerOptions | None = None) -> None:
-        """`cluster` is closed with the client. `producer`: options of the producer of `publish`."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        producer: ProducerOptions | None = None,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
+        """`cluster` is closed with the client. `producer`: options of the producer of `publish`. `telemetry`: None if
+        the client is not traced."""
         self._cluster = cluster
+        self._telemetry = telemetry
         self._producer_options = producer
         self._producer: Producer | None = None
         self._producers: list[Producer] = []
@@ -236,7 +252,11 @@ class Client:
 
     def producer(self, options: ProducerOptions | None = None) -> Producer:
         """Create a producer with its own acks, codec and batching. It is closed with the client, or before."""
-        producer = Producer(self._cluster, options)
+        return self._new_producer(options, self._telemetry)
+
+    def _new_producer(self, options: ProducerOptions | None, telemetry: ClientTelemetry | None) -> Producer:
+        """Create a producer. The transport of Celery traces the one for tasks only."""
+        producer = Producer(self._cluster, options, telemetry=telemetry)
         self._producers = [*(other for other in self._producers if not other.is_closed), producer]
         return producer
 
@@ -269,7 +289,7 @@ class Client:
         known = self._transactional_producers.get(transactional_id)
         if known is None:
             options = self._producer_options or ProducerOptions()
-            known = TransactionalProducer(self._cluster, transactional_id, options)
+            known = TransactionalProducer(self._cluster, transactional_id, options, telemetry=self._telemetry)
             self._transactional_producers[transactional_id] = known
         return Transaction(known, timeout_ms)
 
@@ -423,7 +443,7 @@ class Client:
                 protocol=group_protocol,
             ),
         )
-        consumer = Consumer(self._cluster, given, options)
+        consumer = Consumer(self._cluster, given, options, telemetry=self._telemetry)
         self._consumers = [*(other for other in self._consumers if not other.is_closed), consumer]
         return consumer
 
@@ -478,6 +498,6 @@ class Client:
             keeps_leases=keeps_leases,
             prefetch=prefetch,
         )
-        receiver = Receiver(self._cluster, topics, options)
+        receiver = Receiver(self._cluster, topics, options, telemetry=self._telemetry)
         self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]
         return receiver

@@ -219,6 +219,9 @@ _KEYS: Final = (
         TRACE_ENABLE, ConfigType.BOOLEAN, "true", TRACE_ENABLE,
         "Whether the brokers write down what happens to the records of the topic: publications, deliveries, the ends of"
         " leases, committed positions.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
         HOT_KEYS_ENABLE, ConfigType.BOOLEAN, "true", HOT_KEYS_ENABLE,
         "Whether keys of the records of hot partitions are sampled, so that clients which may read the topic can ask"
         " for the most frequent ones.",

@@ -25,6 +25,7 @@ EXTRAS: Final = {
     "grpc": ("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"),
     "secure": ("cryptography", "jwt"),
     "celery": ("celery",),
+    "otel": ("opentelemetry.trace",),
     "testing": ("pytest",),
 }
 """The modules that `pip install 'mansio-mq[EXTRA]'` installs, by extra. The extra `all`, not listed, installs all."""
@@ -34,6 +35,7 @@ DISTRIBUTION_NAMES: Final = {
     "grpc_reflection.v1alpha": "grpcio-reflection",
     "google.protobuf": "protobuf",
     "jwt": "pyjwt",
+    "opentelemetry.trace": "opentelemetry-api",
 }
 """Distribution name by module name, where the two differ."""
 

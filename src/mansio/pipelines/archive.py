@@ -21,6 +21,7 @@ import shutil
 import time
 import uuid
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -63,6 +64,7 @@ from mansio.spark.source.offsets import earliest_offsets, find_partitions, lates
 from mansio.spark.source.readers import RangeSource
 from mansio.spark.spark_versions import start_available_now
 from mansio.spark.sync_client import sync_client
+from mansio.telemetry.jobs import add_batch
 from mansio.wire.field_values import READ_COMMITTED
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
@@ -368,6 +370,8 @@ class _ArchiveRun:
             self._records += records
             self._batches += 1
             seconds = one.durationMs.get("triggerExecution", 0) / 1000
+            begun_s = datetime.fromisoformat(one.timestamp).timestamp()
+            add_batch(self._job.name, one.batchId, records, begun_s=begun_s, seconds=seconds)
             self._report(BatchProgress(one.batchId, records, seconds, lag if one is new[-1] else None))
         return int(new[-1].batchId)
 

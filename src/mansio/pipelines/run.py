@@ -20,6 +20,7 @@ import time
 import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,7 @@ from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
 from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_available_now
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
+from mansio.telemetry.jobs import add_batch, job_traceparent
 from mansio.wire.field_values import READ_COMMITTED
 
 if TYPE_CHECKING:
@@ -392,6 +394,8 @@ def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStrea
     options = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic}
     if not job.exactly_once:
         options["exactlyOnce"] = "false"
+    if (context := job_traceparent()) is not None:
+        options["traceparent"] = context
     location = job.checkpoint
     if job.output_mode == APPEND_MODE:
         return records.writeStream.format("mansio").options(**options)
@@ -536,6 +540,8 @@ class _ProgressReporter:
                 self.late_rows += found.late_rows
                 if self._metrics is not None:
                     self._metrics.observe_batch(found, lags)
+                begun_s = datetime.fromisoformat(one.timestamp).timestamp()
+                add_batch(one.name or "", one.batchId, one.numInputRows, begun_s=begun_s, seconds=seconds)
                 self._report(BatchProgress(one.batchId, one.numInputRows, seconds, self.lag))
 
 

@@ -98,6 +98,7 @@ SINK_OPTION_NAMES: Final = (
     "transactionTimeout",
     "queryId",
     "batchId",
+    "traceparent",
     *SECURITY_OPTIONS,
 )
 """All options of a writer. `includeHeaders` has no effect, because a column `headers` is always written; the option is
@@ -324,6 +325,8 @@ class SinkOptions:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     creates_token: bool | None = None
     """Whether tasks log in with a delegation token that the driver gets; None: if it can get one."""
+    traceparent: str | None = None
+    """Header with the trace context of the write, for rows that have none of their own."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -341,6 +344,9 @@ class SinkOptions:
             raise ConfigError("option queryId needs option batchId: the number of the batch within the query")
         if not _QUERY_ID_PATTERN.fullmatch(query_id):
             raise ConfigError("option queryId has letters, digits and the characters ._- only, at most 200")
+        traceparent = raw.text("traceparent")
+        if traceparent is not None and not _TRACEPARENT_PATTERN.fullmatch(traceparent):
+            raise ConfigError("option traceparent is no trace context as W3C defines it: 00-TRACE-SPAN-FLAGS")
         return cls(
             bootstrap_servers=raw.bootstrap_servers(),
             topic=topic or None,
@@ -353,6 +359,7 @@ class SinkOptions:
             batch_id=NO_BATCH_ID if batch_id is None else parse_count("batchId", batch_id, lowest=0),
             security=raw.security(),
             creates_token=raw.optional_flag(CREATE_TOKEN_OPTION),
+            traceparent=traceparent,
         )
 
 
@@ -605,6 +612,7 @@ INT64_MAX: Final = (1 << 63) - 1
 NAMED_OFFSETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
 _QUERY_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{0,200}")
+_TRACEPARENT_PATTERN: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _BYTE_SIZE_PATTERN: Final = re.compile(r"(\d{1,15})\s*(?:(k|m|g)i?b?|b)?", re.IGNORECASE)
 _BYTE_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATION_PATTERN: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)

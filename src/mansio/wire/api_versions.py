@@ -115,11 +115,11 @@ class ApiKey(IntEnum):
     DELETE_API_KEY = 20123
     CONFIRM_HAND_OVER = 20124
     TRACE_RECORD = 20125
-    READ_TRACE = 20130
     EXPLAIN_GROUP = 20126
     COLLECT_GROUP_FACTS = 20127
     DESCRIBE_HOT_PARTITIONS = 20128
     DESCRIBE_PARTITION_RATES = 20129
+    READ_TRACE = 20130
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -740,11 +740,6 @@ _ROWS: Final = (
         note="Mansio's own. What has happened to a record, attempt by attempt, and whether that is all.",
     ),
     Api(
-        ApiKey.READ_TRACE,
-        0,
-        0,
-        "traces.read_trace",
-        note=f"Mansio's own, not advertised. The rows about a record that a broker has. {_BROKERS_ONLY}",
         ApiKey.EXPLAIN_GROUP,
         0,
         0,
@@ -758,6 +753,11 @@ _ROWS: Final = (
         0,
         "group_explanations.collect_group_facts",
         note="Mansio's own, not advertised. What a broker knows of the partitions and clients of a group. "
+        f"{_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
+    Api(
         ApiKey.DESCRIBE_HOT_PARTITIONS,
         0,
         0,
@@ -772,6 +772,15 @@ _ROWS: Final = (
         "hot_partitions.describe_partition_rates",
         note="Mansio's own, not advertised. Rates of the partitions that the broker which answers leads. "
         f"{_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
+    Api(
+        ApiKey.READ_TRACE,
+        0,
+        0,
+        "traces.read_trace",
+        note=f"Mansio's own, not advertised. The rows about a record that a broker has. {_BROKERS_ONLY}",
         brokers_only=True,
         is_advertised=False,
     ),

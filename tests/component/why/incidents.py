@@ -363,7 +363,7 @@ def hot_partition(stage: Stage) -> Expected:
     stage.read(consumer, 1)
     return Expected(
         "hot-partition",
-        f"mansio pipeline hot-keys {stage.name}",
+        "mansio cluster hot",
         "slows",
         {"partition": 1, "topic": stage.name},
     )

@@ -274,6 +274,8 @@ def test_the_examples_about_history_work_in_their_order(bench: Bench) -> None:
             "shell": "certain: nothing is missing",
         },
     )
+
+
 def test_the_examples_about_why_a_group_waits_work_in_their_order(bench: Bench) -> None:
     expected = {
         "why": "  mansio consume parcels --share-group couriers\n",
@@ -282,6 +284,8 @@ def test_the_examples_about_why_a_group_waits_work_in_their_order(bench: Bench) 
     found = examples("docs/how-to/why-a-group-waits.md")
     assert list(found) == list(expected)
     run_in_order(bench, found, expected)
+
+
 def test_the_examples_about_hot_partitions_work_in_their_order(tmp_path: Path) -> None:
     document = "docs/how-to/hot-partitions.md"
     expected = {
@@ -293,6 +297,13 @@ def test_the_examples_about_hot_partitions_work_in_their_order(tmp_path: Path) -
     assert list(found) == ["serve", *expected]
     with started(tmp_path, document) as bench:
         run_in_order(bench, found, expected)
+
+
+@pytest.mark.row("T5")
+def test_the_examples_about_opentelemetry_print_what_the_page_shows(bench: Bench) -> None:
+    found = examples("docs/how-to/opentelemetry.md")
+    assert list(found) == ["python", "consumer"]
+    bench.follow(found)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,9 +26,11 @@ from mansio.pipelines.pipeline_progress import NO_BATCH, BatchProgress
 from mansio.pipelines.progress_listener import OffsetPublisher
 from mansio.pipelines.run import PipelineFailed, PipelineJob, run_pipeline
 from mansio.spark.sync_client import sync_client
+from mansio.telemetry.jobs import job_span
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 from support.present import present
+from support.spans import Spans, id_of
 from support.waiting import wait_until
 from system.spark.topics import contents, create, publish
 
@@ -113,6 +115,33 @@ def test_a_repeated_batch_of_changed_rows_is_in_the_topic_once(
     fill(counting, 100, 101)
     run_pipeline(spark, counting)
     assert len(contents(counting.bootstrap_servers, counting.topic)) == 101
+
+
+@pytest.mark.full
+@pytest.mark.row("T5")
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_records_of_a_traced_job_carry_its_context_and_each_batch_has_a_span(
+    spark: SparkSession, job: PipelineJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("MANSIO_TRACING", "true")
+    spans = Spans()
+    if mode == "update":
+        (tmp_path / "count.py").write_text(COUNT)
+        job = dataclasses.replace(job, file=str(tmp_path / "count.py"), output_mode="update")
+    assert job.topic is not None
+    fill(job, 0, 100)
+    with job_span("pipeline run"):
+        done = run_pipeline(spark, job)
+    (ended,) = spans.named("pipeline run")
+    batches = spans.named(f"batch {job.name}")
+    assert len(batches) == done.batches > 0
+    counts: list[Any] = [dict(batch.attributes or {})["mansio.pipeline.batch.records"] for batch in batches]
+    assert sum(counts) == 100
+    assert all(batch.parent is not None and batch.parent.span_id == id_of(ended) for batch in batches)
+    records = contents(job.bootstrap_servers, job.topic)
+    assert len(records) == 100
+    contexts = {record.header("traceparent") for record in records}
+    assert [int((one or b"").split(b"-")[2], 16) for one in contexts] == [id_of(ended)]
 
 
 @pytest.mark.full

@@ -103,3 +103,17 @@ def test_different_or_damaged_record_is_detected(
     )
     damaged = encode_batch(changed, bytes(body))
     assert as_rows(damaged) == one_by_one(damaged)
+
+
+def test_equal_headers_of_consecutive_records_are_encoded_and_decoded_once() -> None:
+    shared, other = (("trace", b"1"), ("a", None)), (("trace", b"2"),)
+    order = [shared, shared, (), shared, other, other, shared]
+    rows: list[Any] = [
+        (BASE_MS, b"k" if number % 2 else None, b"v", each) for number, each in enumerate(order)
+    ]
+    batch = build_batch(rows)
+    assert batch == build_batch([(*row[:3], list(row[3])) for row in rows])
+    found = as_rows(batch)
+    assert [record.headers for record in found] == order
+    assert found[0].headers is found[1].headers is found[3].headers
+    assert found[4].headers is found[5].headers

@@ -449,6 +449,89 @@ class ResetGroupOffsetsRequest(_message.Message):
     time_ms: int
     def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., earliest: _Optional[bool] = ..., latest: _Optional[bool] = ..., offset: _Optional[int] = ..., time_ms: _Optional[int] = ...) -> None: ...
 
+class ExplainGroupRequest(_message.Message):
+    __slots__ = ("group", "sample_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    sample_ms: int
+    def __init__(self, group: _Optional[str] = ..., sample_ms: _Optional[int] = ...) -> None: ...
+
+class GroupFinding(_message.Message):
+    __slots__ = ("cause", "impact", "is_certain", "text", "advice", "command", "records", "topic", "partition", "offset", "member_id", "client_id", "principal", "key", "transactional_id", "producer_id", "schedule", "evidence")
+    class EvidenceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    IMPACT_FIELD_NUMBER: _ClassVar[int]
+    IS_CERTAIN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    impact: str
+    is_certain: bool
+    text: str
+    advice: str
+    command: str
+    records: int
+    topic: str
+    partition: int
+    offset: int
+    member_id: str
+    client_id: str
+    principal: str
+    key: bytes
+    transactional_id: str
+    producer_id: int
+    schedule: str
+    evidence: _containers.ScalarMap[str, int]
+    def __init__(self, cause: _Optional[str] = ..., impact: _Optional[str] = ..., is_certain: _Optional[bool] = ..., text: _Optional[str] = ..., advice: _Optional[str] = ..., command: _Optional[str] = ..., records: _Optional[int] = ..., topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., member_id: _Optional[str] = ..., client_id: _Optional[str] = ..., principal: _Optional[str] = ..., key: _Optional[bytes] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., schedule: _Optional[str] = ..., evidence: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class GroupExplanation(_message.Message):
+    __slots__ = ("group", "group_type", "state", "status", "summary", "lag", "rate", "members", "findings", "more_findings", "hidden_topics", "silent_brokers")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_TYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    group_type: str
+    state: str
+    status: str
+    summary: str
+    lag: int
+    rate: float
+    members: int
+    findings: _containers.RepeatedCompositeFieldContainer[GroupFinding]
+    more_findings: int
+    hidden_topics: int
+    silent_brokers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., group_type: _Optional[str] = ..., state: _Optional[str] = ..., status: _Optional[str] = ..., summary: _Optional[str] = ..., lag: _Optional[int] = ..., rate: _Optional[float] = ..., members: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[GroupFinding, _Mapping]]] = ..., more_findings: _Optional[int] = ..., hidden_topics: _Optional[int] = ..., silent_brokers: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class AlterGroupRequest(_message.Message):
     __slots__ = ("group", "set", "reset")
     class SetEntry(_message.Message):

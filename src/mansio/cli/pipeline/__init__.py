@@ -151,5 +151,8 @@ app = typer.Typer(cls=LazyCommandGroup, no_args_is_help=True, help="Run data pip
 
 
 @app.callback()
-def command_group() -> None:
+def command_group(context: typer.Context) -> None:
     """Run data pipelines on Spark."""
+    from mansio.telemetry.jobs import job_span
+
+    context.with_resource(job_span(f"pipeline {context.invoked_subcommand}"))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from mansio.client.types import StartAt
     from mansio.net.cluster import Cluster
+    from mansio.telemetry.client_telemetry import ClientTelemetry
     from mansio.wire.batch.unreadable import UnreadableOffsets
 
 
@@ -152,7 +154,12 @@ class Consumer:
     `async with` or `close()`."""
 
     def __init__(
-        self, cluster: Cluster, sources: Iterable[str | TopicPartition], options: ConsumerOptions
+        self,
+        cluster: Cluster,
+        sources: Iterable[str | TopicPartition],
+        options: ConsumerOptions,
+        *,
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         sources = list(sources)
         patterns = [source for source in sources if isinstance(source, str) and source.startswith("^")]
@@ -166,6 +173,7 @@ class Consumer:
             raise InvalidRequest("a topic pattern needs a group, whose coordinator evaluates it")
         self._cluster = cluster
         self._options = options
+        self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         is_member = options.group is not None and subscribes
         self._fetcher = Fetcher(cluster, options.fetch_options(is_member=is_member))
@@ -232,7 +240,7 @@ class Consumer:
     async def __anext__(self) -> Message:
         index = self._index
         if index == len(self._messages):
-            if not await self._load_batch():
+            if not await self._load():
                 raise StopAsyncIteration
             index = 0
         self._index = index + 1
@@ -265,7 +273,7 @@ class Consumer:
         return messages, None if self._batch is None else self._batch.state
 
     async def _take_batch(self) -> list[Message]:
-        if self._index == len(self._messages) and not await self._load_batch():
+        if self._index == len(self._messages) and not await self._load():
             return []
         taken = self._messages[self._index :]
         self._batch_start = self._index
@@ -333,6 +341,26 @@ class Consumer:
             self._decoding_state = completed.state
             if not waited or len(completed.batches) > LARGE_FETCH_BYTES:
                 await asyncio.sleep(0)  # lets heartbeats and fetches proceed while a reader is busy
+
+    def _load(self) -> Coroutine[Any, Any, bool]:
+        """`_load_batch`, with a span if the client is traced."""
+        return self._load_batch() if self._telemetry is None else self._load_traced(self._telemetry)
+
+    async def _load_traced(self, telemetry: ClientTelemetry) -> bool:
+        """`_load_batch` with a `poll` span, if it finds messages or fails."""
+        begun_ns, group = time.time_ns(), self._options.group
+        try:
+            is_loaded = await self._load_batch()
+        except MansioError as error:
+            topic = self._topics[0] if len(self._topics) == 1 else None
+            telemetry.on_receive_failed(error, begun_ns, topic=topic, group=group)
+            raise
+        if is_loaded:
+            first = self._messages[0]
+            telemetry.on_received(
+                self._messages, begun_ns, topic=first.topic, group=group, partition=first.partition
+            )
+        return is_loaded
 
     def _next_decoded(self) -> MessageBatch | None:
         """Decode the next batch of the current fetch; None if there is none. A batch that cannot be decoded raises its

@@ -24,7 +24,7 @@ from mansio.errors import InvalidRecord, MansioError
 from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from mansio.client.types import Headers
     from mansio.net.connection import BrokerConnection
@@ -48,6 +48,24 @@ class Waiter(Protocol):
     def set_result(self, result: None, /) -> None:
         """Note the outcome. The batch calls this method when it is completed or split. After a split the caller waits
         for both halves."""
+
+
+class CompletionListener:
+    """Waiter that calls a function with the batch; no caller waits with it."""
+
+    __slots__ = ("_batch", "_on_completed")
+
+    def __init__(self, batch: Batch, on_completed: Callable[[Batch], None]) -> None:
+        self._batch = batch
+        self._on_completed = on_completed
+
+    def done(self) -> bool:
+        """Return False: the listener is called once."""
+        return False
+
+    def set_result(self, _: None, /) -> None:
+        """Call the function."""
+        self._on_completed(self._batch)
 
 
 class Batch:
@@ -109,6 +127,11 @@ class Batch:
         queue = self.queue
         return queue.open_batch is self or self in queue.prioritized_batches.values()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for the result."""
+        return any(not isinstance(waiter, CompletionListener) for waiter in self.waiters)
+
     def add(self, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         """Append a record. The caller adds the record's size to `size`."""
         if key is not None or headers or value is None:
@@ -116,8 +139,12 @@ class Batch:
         self.timestamps_ms.append(timestamp_ms)
         self.values.append(value)
 
-    def add_values(self, timestamp_ms: int, values: Sequence[bytes]) -> None:
-        """Append records that have only a value. The caller adds the sizes of the records to `size`."""
+    def add_values(self, timestamp_ms: int, values: Sequence[bytes], headers: Headers = ()) -> None:
+        """Append records that have a value, and all the same headers. The caller adds their sizes to `size`."""
+        if headers:
+            begin = len(self.values)
+            shared = None, headers
+            self.keys_and_headers |= dict.fromkeys(range(begin, begin + len(values)), shared)
         self.timestamps_ms += [timestamp_ms] * len(values)
         self.values += values
 
@@ -175,6 +202,16 @@ class Batch:
                 _new_metadata,
                 zip(repeat(self.queue.topic), repeat(self.queue.partition), offsets, timestamps_ms),
             )
+        )
+
+    def first_error(self, begin: int, end: int) -> MansioError | None:
+        """Return the first error of the records at the indexes [begin, end) of a completed batch; None without one."""
+        if self.halves is None:
+            return None if self.error is None or begin >= end else self._error_of_record(begin)
+        left, right = self.halves
+        middle = len(left.values)
+        return left.first_error(begin, min(end, middle)) or right.first_error(
+            max(begin - middle, 0), end - middle
         )
 
     def _error_of_record(self, index: int) -> MansioError:

@@ -27,8 +27,10 @@ from mansio.client.producer.partitioner import next_sticky_partition
 from mansio.client.producer.priorities import NORMAL, priority_check, with_priority_header
 from mansio.client.producer.producer_options import ProducerOptions
 from mansio.client.producer.sender import Sender
+from mansio.client.producer.traced_sends import TracedSends
 from mansio.client.types import OutgoingRecord, milliseconds
 from mansio.errors import ConnectionLost, InvalidRecord, InvalidTopic, QueueFull, UnknownTopicOrPartition
+from mansio.telemetry.context_headers import has_context
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from mansio.errors import MansioError
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicMetadata
+    from mansio.telemetry.client_telemetry import ClientTelemetry
 
 __all__ = ["Producer", "ProducerOptions"]
 
@@ -77,6 +80,7 @@ class Producer:
         options: ProducerOptions | None = None,
         *,
         transaction: TransactionRequests | None = None,
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         self._options = options or ProducerOptions()
         self._cluster = cluster
@@ -89,6 +93,7 @@ class Producer:
         self._deduplication_check = deduplication_check(cluster)
         self._priority_check = priority_check(cluster)
         self._sender = Sender(cluster, self._options, self._wake_space_waiter, transaction)
+        self._traced = None if telemetry is None else TracedSends(telemetry, self._append_many)
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -135,6 +140,9 @@ class Producer:
         topic does not have the setting, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the
         record may still be published.
         """
+        if self._traced is not None:
+            record = _outgoing(value, key, headers, partition, timestamp_ms, delay, at, dedup_id, priority)
+            return await (await self._traced.append_one(topic, record))
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
             await self._ensure_setting(self._delay_check, topic)
@@ -176,7 +184,9 @@ class Producer:
     ) -> Delivery | None:
         """Queue one record for publishing and return its delivery, without waiting. Returns None and queues nothing if
         the call would have to wait for metadata or buffer space. The blocking client uses it, because it needs no
-        task. A record with a delay, an id or a priority may have to wait, too."""
+        task. A record with a delay, an id or a priority may have to wait, too, and one that is traced."""
+        if self._traced is not None:
+            return None
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
             if not self._delay_check.is_enabled(topic):
@@ -211,6 +221,9 @@ class Producer:
     ) -> Delivery:
         """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
         buffer space. `delay`, `at`, `dedup_id`, `priority`: see `publish`."""
+        if self._traced is not None:
+            record = _outgoing(value, key, headers, partition, timestamp_ms, delay, at, dedup_id, priority)
+            return await self._traced.append_one(topic, record)
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
             await self._ensure_setting(self._delay_check, topic)
@@ -252,16 +265,19 @@ class Producer:
         if delay is not None or at is not None:
             with_delay_header(None, delay, at)
             records = (_delayed(record, delay, at) for record in records)
-        spans = await self._append_many(topic, records)
+        append_many = self._append_many if self._traced is None else self._traced.append_many
+        spans = await append_many(topic, records)
         await self._flush_batches({batch for batch, _, _ in spans})
         if len(spans) == 1:
             ((batch, begin, end),) = spans
             return batch.outcomes(begin, end)
         return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
 
-    async def _append_many(self, topic: str, records: Iterable[Publishable]) -> list[tuple[Batch, int, int]]:
+    async def _append_many(
+        self, topic: str, records: Iterable[Publishable], context: Headers = ()
+    ) -> list[tuple[Batch, int, int]]:
         """Append records in order, waiting for metadata and buffer space. Returns (batch, first index, end index) of
-        each range of records in a batch."""
+        each range of records in a batch. `context`: headers for all records that have no trace context."""
         spans: list[tuple[Batch, int, int]] = []
         for run in (records,) if isinstance(records, list | tuple) else zip(records):
             position = 0
@@ -280,11 +296,14 @@ class Producer:
                     headers = with_priority_header(record.headers, record.priority)
                     record = record._replace(headers=_headers(headers))
                     await self._ensure_setting(self._priority_check, topic)
-                was_batch_closed, batch = await self._wait_and_append(topic, serialize_record(record))
+                outgoing = serialize_record(record)
+                if context and not has_context(outgoing.headers):
+                    outgoing = outgoing._replace(headers=outgoing.headers + context)
+                was_batch_closed, batch = await self._wait_and_append(topic, outgoing)
                 begin = len(batch.values) - 1
                 position += 1
                 if type(record) is bytes:
-                    position += self._append_values(batch, run, position)
+                    position += self._append_values(batch, run, position, context)
                 spans.append((batch, begin, len(batch.values)))
                 if was_batch_closed:
                     await asyncio.sleep(0)
@@ -315,6 +334,11 @@ class Producer:
     def _start_identity(self, identity: ProducerIdentity) -> None:
         """Use this producer id and epoch for the next transaction."""
         self._sender.start_identity(identity)
+
+    async def _queue_many(self, topic: str, records: Iterable[Publishable]) -> None:
+        """Queue records of one call for publishing, in order; the call waits only for metadata and buffer space."""
+        append_many = self._append_many if self._traced is None else self._traced.append_many
+        await append_many(topic, records)
 
     def _fail_all(self, error: MansioError) -> None:
         """Fail all buffered records, also those in flight, which the broker will refuse."""
@@ -435,9 +459,11 @@ class Producer:
             sender.on_batch_opened(batch, is_awaited=is_awaited)
         return batch
 
-    def _append_values(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
+    def _append_values(
+        self, batch: Batch, run: Sequence[Publishable], position: int, headers: Headers
+    ) -> int:
         """Append the elements of `run` from `position` on to `batch`, as long as they are bytes and fit into the batch
-        and the buffer. Returns the number of appended values. Executes no bytecode per value.
+        and the buffer, with the same headers. Returns the number of appended values. Executes no bytecode per value.
         """
         if self._space_waiters:
             return 0
@@ -446,18 +472,19 @@ class Producer:
             self._options.batch_bytes_max - batch.size,
             self._options.buffer_bytes_max - self._sender.buffered_bytes,
         )
+        overhead = RECORD_OVERHEAD_BYTES + (headers_size_bytes(headers) if headers else 0)
         wanted = VALUES_PER_STEP_MAX
         while wanted == VALUES_PER_STEP_MAX:
             values = run[position : position + wanted]
             plain = _count_leading_bytes(values)
             ends = list(accumulate(map(len, cast("Sequence[bytes]", values[:plain]))))
             fitting = bisect_right(
-                range(plain), space, key=lambda index: ends[index] + RECORD_OVERHEAD_BYTES * (index + 1)
+                range(plain), space, key=lambda index: ends[index] + overhead * (index + 1)
             )
             if not fitting:
                 break
-            batch.add_values(timestamp_ms, cast("Sequence[bytes]", values[:fitting]))
-            size = ends[fitting - 1] + RECORD_OVERHEAD_BYTES * fitting
+            batch.add_values(timestamp_ms, cast("Sequence[bytes]", values[:fitting]), headers)
+            size = ends[fitting - 1] + overhead * fitting
             batch.size += size
             self._sender.buffered_bytes += size
             space -= size
@@ -547,6 +574,22 @@ def serialize_fields(
     )
 
 
+def _outgoing(
+    value: bytes | str | None,
+    key: bytes | str | None,
+    headers: HeadersLike | None,
+    partition: int | None,
+    timestamp_ms: int | datetime | None,
+    delay: timedelta | float | None,
+    at: datetime | None,
+    dedup_id: bytes | str | None,
+    priority: str | None,
+) -> OutgoingRecord:
+    """Return the record of a call of `publish` or `send`, serialized. Raises `InvalidRecord` for a wrong type."""
+    record = serialize_fields(value, key, headers, partition, timestamp_ms, None, priority)
+    return record._replace(delay=delay, at=at, dedup_id=dedup_id)
+
+
 def serialize_record(record: Publishable) -> OutgoingRecord:
     """Return a record, made from a value or an `OutgoingRecord`, with key, value and headers as bytes. Raises
     `InvalidRecord` for a wrong type."""
@@ -578,9 +621,14 @@ def estimate_size_bytes(record: OutgoingRecord) -> int:
         size += len(record.value)
     if record.key is not None:
         size += len(record.key)
-    for name, content in record.headers:
-        size += 10 + len(name) + (len(content) if content else 0)
+    if record.headers:
+        size += headers_size_bytes(record.headers)
     return size
+
+
+def headers_size_bytes(headers: Headers) -> int:
+    """Return the approximate size of the headers of a record, in bytes."""
+    return sum(10 + len(name) + (len(content) if content else 0) for name, content in headers)
 
 
 def _bytes(content: object) -> bytes | None:

@@ -499,7 +499,7 @@ class Sender:
 
     def _fail_batch(self, batch: Batch, error: MansioError) -> None:
         batch.queue.on_batch_failed(batch)
-        if not batch.waiters and self._transaction is None:  # the commit raises it
+        if not batch.is_awaited and self._transaction is None:  # the commit raises it
             logger.warning(
                 "%d records for partition %d of topic %s were not stored: %s",
                 len(batch.values),

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from mansio.client.tasks import BackgroundTasks
     from mansio.net.cluster import Cluster
     from mansio.net.connection import BrokerConnection
+    from mansio.telemetry.client_telemetry import ClientTelemetry, Operation
     from mansio.wire.apis.acknowledge_records import AcknowledgeRecordsResponse
 
     PendingAcks = dict[TopicPartition, list["PendingAck"]]
@@ -87,6 +88,8 @@ REQUESTS_IN_FLIGHT_MAX: Final = 4
 
 REQUEST_TIMEOUT_MS_MAX: Final = 10_000
 _ACK_TYPE_TEXTS: Final = {ACCEPT: "acknowledged", RELEASE: "released", REJECT: "rejected", GAP: "skipped"}
+_OPERATION_NAMES: Final = {ACCEPT: "ack", RELEASE: "retry", REJECT: "reject"}
+"""Names of spans by the type of acknowledgement."""
 _CHANNEL_NUMBERS = itertools.count()
 
 
@@ -168,6 +171,25 @@ class PendingAck:
             self.listener.on_completed(self.messages, error)
 
 
+class _TracedAck:
+    """Listener that ends the operation of a traced acknowledgement, after the last of its results or with the first
+    error, and passes the results on."""
+
+    __slots__ = ("_listener", "_operation", "_remaining")
+
+    def __init__(self, operation: Operation, listener: AckListener, message_count: int) -> None:
+        self._operation = operation
+        self._listener = listener
+        self._remaining = message_count
+
+    def on_completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+        if self._remaining > 0:
+            self._remaining = 0 if error is not None else self._remaining - len(messages)
+            if not self._remaining:
+                self._operation.end(error)
+        self._listener.on_completed(messages, error)
+
+
 class _BrokerState:
     """Number of AcknowledgeRecords requests in flight to one broker, and its backoff after failures."""
 
@@ -197,10 +219,13 @@ class AckSender:
         leader_of: Callable[[TopicPartition, float], int | None],
         on_pending: Callable[[], None],
         can_renew_in_session: Callable[[int], bool],
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         """`leader_of` returns the node id of a partition's leader; None if it is unknown or the partition has a backoff
         at the given time of the event loop. `on_pending` is called when acknowledgements can be sent.
-        `can_renew_in_session` returns whether the broker with a node id renews leases in its share session."""
+        `can_renew_in_session` returns whether the broker with a node id renews leases in its share session.
+        `telemetry`: None if the client is not traced."""
+        self._telemetry = telemetry
         self._cluster = cluster
         self._in_flight_records = in_flight_records
         self._schedule_dispatch = schedule_dispatch
@@ -248,7 +273,10 @@ class AckSender:
             self._in_flight_records.start_acknowledging((message,))
         if reason:  # one with file names may contain lone surrogates, which cannot be encoded
             reason = reason.encode(errors="backslashreplace").decode()
-        self._enqueue((message,), ack_type, AckFuture(known, 1), delay_ms=delay_ms, reason=reason)
+        listener: AckListener = AckFuture(known, 1)
+        if self._telemetry is not None and ack_type != RENEW:
+            listener = self._traced(self._telemetry, listener, (message,), ack_type)
+        self._enqueue((message,), ack_type, listener, delay_ms=delay_ms, reason=reason)
         self._flush_when_idle()
         await known
 
@@ -259,7 +287,10 @@ class AckSender:
         known: asyncio.Future[None] = self._loop.create_future()
         known.add_done_callback(_retrieve_error)
         self._in_flight_records.start_acknowledging((message,))
-        self._enqueue((message,), ACCEPT, AckFuture(known, 1))
+        listener: AckListener = AckFuture(known, 1)
+        if self._telemetry is not None:
+            listener = self._traced(self._telemetry, listener, (message,), ACCEPT)
+        self._enqueue((message,), ACCEPT, listener)
         return known
 
     async def acknowledge_all(self, messages: Sequence[Leased], ack_type: int) -> None:
@@ -267,7 +298,9 @@ class AckSender:
         if not messages:
             return
         known = self._loop.create_future()
-        listener = AckFuture(known, len(messages))
+        listener: AckListener = AckFuture(known, len(messages))
+        if self._telemetry is not None:
+            listener = self._traced(self._telemetry, listener, messages, ack_type, is_batch=True)
         held, others = self._in_flight_records.start_acknowledging(() if self._is_closed else messages)
         for run in contiguous_runs(held):
             self._enqueue(run, ack_type, listener)
@@ -279,12 +312,29 @@ class AckSender:
     def send_acknowledgements(self, messages: Sequence[Leased], ack_type: int, listener: AckListener) -> None:
         """Send acknowledgements of messages that are already in state `ACKNOWLEDGING`, without waiting. `listener`
         receives the results, and an error for messages that were lost since."""
+        if self._telemetry is not None:
+            listener = self._traced(self._telemetry, listener, messages, ack_type, is_batch=True)
         for run in contiguous_runs([message for message in messages if message._state == ACKNOWLEDGING]):
             self._enqueue(run, ack_type, listener)
         for message in messages:
             if message._state == LOST:
                 listener.on_completed((message,), self._unacknowledgeable_error(message))
         self._flush()
+
+    def _traced(
+        self,
+        telemetry: ClientTelemetry,
+        listener: AckListener,
+        messages: Sequence[Leased],
+        ack_type: int,
+        *,
+        is_batch: bool = False,
+    ) -> AckListener:
+        """Return a listener that also ends a span, which begins now, when the results of all messages are known."""
+        operation = telemetry.start_acknowledging(
+            _OPERATION_NAMES[ack_type], messages, group=self._options.group, is_batch=is_batch
+        )
+        return _TracedAck(operation, listener, len(messages))
 
     def _flush_when_idle(self) -> None:
         """Send pending acknowledgements at once if the application holds no other message; otherwise at the end of this

@@ -24,6 +24,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.client.share.ack_sender import AckSender
@@ -43,12 +45,13 @@ from mansio.errors import InvalidRequest, MansioError
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from mansio.client.share.handler_runner import Handler, HandlerMode
     from mansio.client.share.leased import Leased, ReceiveOptions
     from mansio.net.cluster import Cluster
+    from mansio.telemetry.client_telemetry import ClientTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +60,24 @@ class Receiver:
     """Receives leased messages; created by `Client.receive`. Iterate over it, or call `poll` or `run`; close it by
     `async with` or `close()`."""
 
-    def __init__(self, cluster: Cluster, topics: str | Iterable[str], options: ReceiveOptions) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: str | Iterable[str],
+        options: ReceiveOptions,
+        *,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
         self._topics = [topics] if isinstance(topics, str) else list(topics)
         if not self._topics:
             raise InvalidRequest("receive needs topics")
         self._cluster = cluster
         self._options = options
+        self._telemetry = telemetry
+        self._next: Callable[[int | None, float], Awaitable[list[Leased]]] = (
+            self._take if telemetry is None else partial(self._take_traced, telemetry)
+        )
+        """Takes the next messages, with a span if the client is traced."""
         self._loop = asyncio.get_running_loop()
         self._tasks = BackgroundTasks(self._loop, self._on_internal_error)
         self._in_flight_records = InFlightRecords(options, self._on_capacity, self._on_order_needed)
@@ -77,6 +92,7 @@ class Receiver:
             leader_of=lambda partition, now: self._fetcher.leader_of(partition, now),
             on_pending=lambda: self._fetcher.send_acknowledgements(),
             can_renew_in_session=lambda node: self._fetcher.can_renew_in_session(node),
+            telemetry=telemetry,
         )
         self._fetcher = ShareFetcher(
             cluster,
@@ -176,7 +192,22 @@ class Receiver:
         error, usually `LeaseLost`; `is_acknowledged` of each message shows which ones succeeded."""
         await self._ack_sender.acknowledge_all(messages, ACCEPT)
 
-    async def _next(self, most: int | None, until_s: float) -> list[Leased]:
+    async def _take_traced(
+        self, telemetry: ClientTelemetry, most: int | None, until_s: float
+    ) -> list[Leased]:
+        """`_take` with a `poll` span, if it finds messages or fails."""
+        begun_ns, group = time.time_ns(), self._options.group
+        topic = self._topics[0] if len(self._topics) == 1 else None
+        try:
+            found = await self._take(most, until_s)
+        except MansioError as error:
+            telemetry.on_receive_failed(error, begun_ns, topic=topic, group=group)
+            raise
+        if found:
+            telemetry.on_received(found, begun_ns, topic=topic, group=group)
+        return found
+
+    async def _take(self, most: int | None, until_s: float) -> list[Leased]:
         self._check_not_running()
         if most is not None and most < 1:
             raise InvalidRequest(f"max_records is {most}: it must be at least 1")
@@ -275,6 +306,8 @@ class Receiver:
         """
         if self._run is not None or self._membership is not None:
             raise InvalidRequest("the receiver is in use")
+        if self._telemetry is not None:
+            handler = self._telemetry.traced_handler(handler, group=self._options.group)
         run = self._run = HandlerRunner(
             handler,
             self._in_flight_records,

@@ -7,6 +7,7 @@ meaning as in the asyncio classes. Several threads may use the same message or r
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
@@ -145,6 +146,12 @@ class Receiver(BlockingProxy[receiver.Receiver]):
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(with_threads, handler, Leased._wrap(self._thread, message))
 
+        async def call_in_context(message: leased.Leased) -> None:
+            proxy, context = Leased._wrap(self._thread, message), contextvars.copy_context()
+            await asyncio.get_running_loop().run_in_executor(with_threads, context.run, handler, proxy)
+
+        if self._original._telemetry is not None:
+            call = call_in_context  # the span of the handler is the current one on its thread
         try:
             self._thread.run(self._original.run(call, mode=mode, concurrency=concurrency, drain_ms=drain_ms))
         finally:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mansio.client.producer.producer_options import ProducerOptions
     from mansio.client.types import HeadersLike, Publishable, TopicPartition
     from mansio.net.cluster import Cluster
+    from mansio.telemetry.client_telemetry import ClientTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,14 @@ ABORT_TIMEOUT_MS_MAX: Final = 10_000
 class TransactionalProducer:
     """Transactions of one transactional id in one client."""
 
-    def __init__(self, cluster: Cluster, transactional_id: str, options: ProducerOptions) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        transactional_id: str,
+        options: ProducerOptions,
+        *,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
         """Create a producer that is not started. Raises `InvalidRequest` for an invalid id or options."""
         if not isinstance(transactional_id, str) or not transactional_id:
             raise InvalidRequest("a transactional id must be a text that is not empty")
@@ -68,7 +76,7 @@ class TransactionalProducer:
         self._requests = TransactionRequests(
             cluster, self._manager, retry_timeout_ms=options.delivery_timeout_ms
         )
-        self._producer = Producer(cluster, options, transaction=self._requests)
+        self._producer = Producer(cluster, options, transaction=self._requests, telemetry=telemetry)
         self._timeout_ms = 0
         self._begun_s = 0.0
         self._is_taken = False
@@ -292,7 +300,7 @@ class TransactionalProducer:
         """Queue records for publishing in the open transaction."""
         await self._begin_call()
         try:
-            await self._producer._append_many(topic, records)
+            await self._producer._queue_many(topic, records)
         finally:
             self._end_call()
 

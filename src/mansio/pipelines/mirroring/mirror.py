@@ -72,6 +72,7 @@ from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
+from mansio.telemetry.jobs import add_batch
 from mansio.tracebacks import copied
 from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
@@ -288,6 +289,7 @@ class _Run:
         self._last = PipelineProgress(
             self.batches, at_ms, records=records, seconds=seconds, input_per_s=rate, processed_per_s=rate
         )
+        add_batch(self._job.name, self.batches, records, begun_s=at_ms / 1000 - seconds, seconds=seconds)
         if self._progress is not None:
             self._progress(BatchProgress(self.batches, records, seconds, sum(lag.values())))
         if self._metrics is not None:

@@ -35,6 +35,7 @@ from pyspark.sql.datasource import (
 )
 
 from mansio.errors import ConfigError, InvalidRecord
+from mansio.spark.arrow.headers import with_trace_context
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.sink_transaction import (
     ProducerEpoch,
@@ -158,7 +159,10 @@ def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch], query_id
     try:
         for batch in batches:
             for topic, rows in split_by_topic(batch, options.topic):
-                sender.send(topic, rows)
+                traced = (
+                    rows if options.traceparent is None else with_trace_context(rows, options.traceparent)
+                )
+                sender.send(topic, traced)
         return SinkCommitMessage(sender.finish(), query_id)
     except BaseException:
         sender.abort()

@@ -62,7 +62,7 @@ def hot_partition(case: Case) -> Iterator[Finding]:
                     f"of the lag ({worst.lag:,} of {lag:,}) is there"
                 ),
                 advice="find the keys, and process them in parallel (share group, by key) before you add partitions",
-                command=f"mansio pipeline hot-keys {quote(topic)}",
+                command="mansio cluster hot",
                 records=worst.lag,
                 topic=topic,
                 partition=worst.place.partition,

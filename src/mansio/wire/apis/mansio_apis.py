@@ -1095,6 +1095,9 @@ class TraceRecordResponse(_Flexible):
     total_ms: int = field(metadata=_INT64, default=-1)
     uncertainties: tuple[str, ...] = field(metadata=_TEXT, default=())
     facts: RecordFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainGroupRequest(_Flexible):
     """Request. `sample_ms`: for how long the brokers look at what changes; 0: only once."""
 
@@ -1291,6 +1294,9 @@ class CollectGroupFactsResponse(_Flexible):
     transactions: tuple[ReportedTransaction, ...] = ()
     throttles: tuple[ReportedThrottle, ...] = ()
     refusals: tuple[ReportedRefusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeHotPartitionsRequest(_Flexible):
     """Request for the hot partitions that the broker which answers leads. `keys_max`: number of keys of each; 0:
     none."""

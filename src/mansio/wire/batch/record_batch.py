@@ -427,8 +427,10 @@ def encode_records(
     """Encode (timestamp_ms, key, value, headers) records. The first record's timestamp is the base timestamp.
 
     A batch may be encoded in parts: `first` is the position of the first record of a part in the batch, and
-    `base_timestamp_ms` the base timestamp."""
+    `base_timestamp_ms` the base timestamp. Headers that consecutive records share (one object) are encoded once."""
     out = bytearray()
+    encoded_headers: Sequence[Header] | None = None
+    tail = b""
     for delta, (timestamp_ms, key, value, headers) in enumerate(records, first):
         if base_timestamp_ms is None:
             base_timestamp_ms = timestamp_ms
@@ -437,8 +439,16 @@ def encode_records(
                 varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL_LENGTH + varint(len(value))
             )
             out += b"%b\0%b%b\0" % (varint(len(deltas) + len(value) + 2), deltas, value)
+            continue
+        if headers is not encoded_headers:
+            encoded_headers, tail = headers, _encode_headers(headers)
+        if key is None and value is not None:
+            deltas = (
+                varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL_LENGTH + varint(len(value))
+            )
+            out += b"%b\0%b%b%b" % (varint(len(deltas) + len(value) + 1 + len(tail)), deltas, value, tail)
         else:
-            _encode_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
+            _encode_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, tail)
     return out
 
 
@@ -543,16 +553,23 @@ def _encode_record(
     timestamp_delta_ms: int,
     key: bytes | None,
     value: bytes | None,
-    headers: Sequence[Header],
+    tail: bytes,
 ) -> None:
+    """Append a record. `tail`: its encoded headers."""
     record = bytearray(1)
     record += varint(timestamp_delta_ms)
     record += varint(offset_delta)
     _append_bytes(record, key)
     _append_bytes(record, value)
-    record += varint(len(headers))
-    for name, content in headers:
-        _append_bytes(record, name.encode())
-        _append_bytes(record, content)
+    record += tail
     out += varint(len(record))
     out += record
+
+
+def _encode_headers(headers: Sequence[Header]) -> bytes:
+    """Return the headers of a record with their count."""
+    out = bytearray(varint(len(headers)))
+    for name, content in headers:
+        _append_bytes(out, name.encode())
+        _append_bytes(out, content)
+    return bytes(out)

@@ -203,7 +203,8 @@ def read_record_slices(
     memory of a batch of many small records is that of its decompressed bytes and of one list.
 
     Records of identical layout are decoded many at a time (`read_uniform_records`); of the others, numbers of one or
-    two bytes are decoded inline. The CRC is not checked.
+    two bytes are decoded inline, and headers that equal those of the record before are decoded once. The CRC is not
+    checked.
 
     Raises, after the last record that can be read, `InvalidRecord` if the records are inconsistent or take more than
     `output_bytes_max`, or an error of `decompress_batch`.
@@ -219,6 +220,8 @@ def read_record_slices(
         base_ms, is_fixed = header.max_timestamp_ms, True
     new_row = tuple.__new__  # half the time of the named tuple's own constructor
     rows: list[Row] = []
+    encoded_headers: bytes | None = None
+    last_headers: tuple[Header, ...] = ()
     position, last_delta = 0, -1
     while (run := read_uniform_records(data, position, last_delta + 1, remaining)) is not None:
         if last_delta + run.record_count > last_delta_max:
@@ -292,7 +295,12 @@ def read_record_slices(
                         raise InvalidRecord("a key, value or header is longer than its batch")
                     value = data[start:position]
                 if data[position]:
-                    headers, position = _read_headers(data, position, end)
+                    start = position
+                    if data[position:end] == encoded_headers:
+                        headers, position = last_headers, end
+                    else:
+                        headers, position = _read_headers(data, position, end)
+                        last_headers, encoded_headers = headers, data[start:position]
                 else:
                     headers = ()
                     position += 1

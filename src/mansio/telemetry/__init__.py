@@ -1,0 +1,1 @@
+"""OpenTelemetry in clients and jobs: spans, metrics and the context in headers of records."""
