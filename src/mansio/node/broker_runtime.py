@@ -584,6 +584,7 @@ class BrokerRuntime:
             quotas=quotas,
             authorization=authorization,
             refusals=self.refusals,
+            is_hot=self.hot_partitions.is_hot,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
         )

@@ -78,7 +78,8 @@ class LogFacts:
     `records_ahead`: number of records, without control records, from the position of the group to `end_offset`;
     `stable_records_ahead`: to `stable_offset`. Both are `UNKNOWN` if there are too many batches to count them.
     `appended`: number of offsets that were appended during the sample. `next_due_ms`: time until the first delayed
-    record is due. `paused_schedules`: names of some of the schedules that are paused."""
+    record is due. `paused_schedules`: names of some of the schedules that are paused. `is_hot`: far more records are
+    published to it than to the other partitions of its topic."""
 
     start_offset: int
     stable_offset: int
@@ -91,6 +92,7 @@ class LogFacts:
     next_due_ms: int = UNKNOWN
     schedules: int = 0
     paused_schedules: tuple[str, ...] = ()
+    is_hot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,7 @@ class PartitionFacts:
 
     `position`: committed offset of an ordinary group at the begin of the sample; `committed_ms`: since it was
     committed; `progress`: by how many offsets it has moved during the sample. `leader` and `missing_brokers` (in-sync
-    replicas without a session) are of the metadata. `error`: why the leader has told nothing, "" if it has. `is_hot`:
-    the detection of hot partitions says so."""
+    replicas without a session) are of the metadata. `error`: why the leader has told nothing, "" if it has."""
 
     place: Place
     leader: int
@@ -176,7 +177,6 @@ class PartitionFacts:
     progress: int = 0
     log: LogFacts | None = None
     share: ShareFacts | None = None
-    is_hot: bool = False
 
     @property
     def lag(self) -> int:

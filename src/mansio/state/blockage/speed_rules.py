@@ -51,12 +51,13 @@ def hot_partition(case: Case) -> Iterator[Finding]:
         if worst is None or worst.place in case.explained or worst.lag < LAG_MIN:
             continue
         lag = sum(each.lag for each in known)
-        if worst.is_hot or (worst.lag >= CONCENTRATION_MIN * lag and _has_most_records(worst, known)):
+        is_hot = worst.log is not None and worst.log.is_hot
+        if is_hot or (worst.lag >= CONCENTRATION_MIN * lag and _has_most_records(worst, known)):
             case.mark_explained([worst])
             yield Finding(
                 Cause.HOT_PARTITION,
                 Impact.SLOWS,
-                is_certain=worst.is_hot,
+                is_certain=is_hot,
                 text=(
                     f"{worst.place} is hot: it gets most records of its topic, and {worst.lag * 100 // max(lag, 1)} % "
                     f"of the lag ({worst.lag:,} of {lag:,}) is there"

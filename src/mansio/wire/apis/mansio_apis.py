@@ -1201,6 +1201,7 @@ class ReportedLog(_Flexible):
     next_due_ms: int = field(metadata=_INT64, default=-1)
     schedules: int = field(metadata=_INT32, default=0)
     paused_schedules: tuple[str, ...] = field(metadata=_TEXT, default=())
+    is_hot: bool = field(metadata=_BOOL, default=False)
     open_offset: int = field(metadata=_INT64, default=-1)
     open_producer_id: int = field(metadata=_INT64, default=-1)
     open_ms: int = field(metadata=_INT64, default=-1)

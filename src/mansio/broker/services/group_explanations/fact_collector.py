@@ -41,7 +41,7 @@ from mansio.state.blockage.facts import (
 from mansio.state.share_partition.types import merge_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mansio.broker.coordinator.share.dead_letter_manager import DeadLetterManager
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
@@ -106,6 +106,7 @@ class FactCollector:
         quotas: QuotaService,
         authorization: Authorization,
         refusals: RecentRefusals,
+        is_hot: Callable[[Partition], bool],
         clock: Clock,
         scheduler: Scheduler,
     ) -> None:
@@ -116,6 +117,7 @@ class FactCollector:
         self._quotas = quotas
         self._authorization = authorization
         self._refusals = refusals
+        self._is_hot = is_hot
         self._clock = clock
         self._scheduler = scheduler
 
@@ -185,7 +187,7 @@ class FactCollector:
             position = asked.position
             if before.share is not None:
                 position = max(each.state_machine.ranges.end for each in before.share.leaders)
-            log = _log_facts(partition, position, self._clock.wall_ms())
+            log = _log_facts(partition, position, self._clock.wall_ms(), is_hot=self._is_hot(partition))
             if has_sample:
                 log = replace(log, appended=max(log.end_offset - before.end_offset, 0))
             if share is not None and before.share is not None and len(before.share.leaders) == 1:
@@ -347,7 +349,7 @@ def _without_control_records(
     return replace(share, lag=lag, has_available=share.has_available and lag > share.leased)
 
 
-def _log_facts(partition: Partition, position: int, wall_ms: int) -> LogFacts:
+def _log_facts(partition: Partition, position: int, wall_ms: int, *, is_hot: bool) -> LogFacts:
     end, stable = partition.high_watermark, partition.last_stable_offset
     ahead, stable_ahead = _records_ahead(partition, position, stable, end)
     delays = partition.find_feature(DelayManager)
@@ -373,6 +375,7 @@ def _log_facts(partition: Partition, position: int, wall_ms: int) -> LogFacts:
         next_due_ms=next_due_ms,
         schedules=schedules,
         paused_schedules=paused,
+        is_hot=is_hot,
     )
 
 
