@@ -368,6 +368,7 @@ LOGS: Final = st.builds(
     NUMBERS,
     COUNTS,
     st.lists(NAMES, max_size=2).map(tuple),
+    st.booleans(),
 )
 SHARES: Final = st.builds(
     ShareFacts,
@@ -399,7 +400,6 @@ PARTITIONS: Final = st.builds(
     COUNTS,
     st.none() | LOGS,
     st.none() | SHARES,
-    st.booleans(),
 )
 REFUSALS: Final = st.builds(
     RefusalFacts,
