@@ -143,6 +143,8 @@ def test_crashed_static_member_waits_for_its_session_timeout_and_rejoins(
 ) -> None:
     async def scenario() -> None:
         async with connected(broker, crashed=4) as client:
+            # Long enough for the new member to find the session of the old one on a busy machine.
+            await client.admin.alter_group_config("crashed", {"consumer.session.timeout.ms": "6000"})
             other = Reader(client, "crashed", instance_id="b")
             first = Reader(client, "crashed", instance_id="a")
             await until(lambda: len(first.partitions) == len(other.partitions) == 2)

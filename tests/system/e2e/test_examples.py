@@ -276,6 +276,7 @@ def test_the_examples_about_history_work_in_their_order(bench: Bench) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_examples_about_why_a_group_waits_work_in_their_order(bench: Bench) -> None:
     expected = {
         "why": "  mansio consume parcels --share-group couriers\n",
@@ -286,11 +287,12 @@ def test_the_examples_about_why_a_group_waits_work_in_their_order(bench: Bench) 
     run_in_order(bench, found, expected)
 
 
+@pytest.mark.full
 def test_the_examples_about_hot_partitions_work_in_their_order(tmp_path: Path) -> None:
     document = "docs/how-to/hot-partitions.md"
     expected = {
         "load": "1 hot partition: b'customer 7' isolate-key\n",
-        "hot": "isolate-key: one key has 9",
+        "hot": "customer 7: 9",  # its remedy depends on whether the load goes on, which the first example ends
         "forbid": "",
     }
     found = examples(document)
@@ -299,6 +301,7 @@ def test_the_examples_about_hot_partitions_work_in_their_order(tmp_path: Path) -
         run_in_order(bench, found, expected)
 
 
+@pytest.mark.full
 @pytest.mark.row("T5")
 def test_the_examples_about_opentelemetry_print_what_the_page_shows(bench: Bench) -> None:
     found = examples("docs/how-to/opentelemetry.md")
