@@ -99,7 +99,7 @@ class TraceService:
 
     async def last_failed(self, group: str, *, caller: Caller) -> tuple[str, int, int]:
         """Return topic, partition and offset of the record that a share group has rejected, or used up the attempts of,
-        last. The caller needs DESCRIBE for the group.
+        last, in a topic that the caller may READ. It needs DESCRIBE for the group.
 
         Raises `GroupAuthorizationFailed`, and `ResourceNotFound` if the trace has no such record, or its topic is
         deleted."""
@@ -120,7 +120,9 @@ class TraceService:
         )
         for failed in sorted(found, key=attrgetter("time_ms"), reverse=True):
             topic = self._topics.state.topics_by_id.get(UUID(bytes=failed.topic_id))
-            if topic is not None:
+            if topic is not None and self._authorization.allows(
+                caller, Operation.READ, ResourceType.TOPIC, topic.name
+            ):
                 return topic.name, failed.partition, failed.offset
         for error in errors:
             if error is not None:

@@ -52,6 +52,9 @@ RETRY_MS_MIN: Final = 200.0
 RETRY_MS_MAX: Final = 10_000.0
 LOGGED_FAILURE: Final = 5
 CLOSE_MS: Final = 2_000.0
+FLUSH_INTERVAL_MS: Final = 100.0
+"""Time between two blocks that look-ups ask for."""
+
 OPEN_MS: Final = 5_000.0
 """Time that the start of the broker waits until it has written what it leads."""
 
@@ -121,6 +124,7 @@ class TraceWriter:
         self._position_traces: dict[tuple[bytes, int], PartitionTrace] = {}
         self._timer: Timer | None = None
         self._is_seal_due = False
+        self._flushed_ms = -FLUSH_INTERVAL_MS
         self._is_open = False
         self._is_closing = self._has_closed = False
         self._logged_refusal = ""
@@ -299,6 +303,9 @@ class TraceWriter:
 
     async def flush(self, timeout_ms: float) -> bool:
         """Write what was reported so far. Returns False if that takes longer than the timeout, or fails."""
+        if not self._is_closing and (wait_ms := self._flushed_ms + FLUSH_INTERVAL_MS - self._now_ms()) > 0:
+            await self._scheduler.sleep(wait_ms)  # many look-ups share a block
+        self._flushed_ms = self._now_ms()
         self._seal()
         if not self._queue:
             return True
@@ -309,6 +316,9 @@ class TraceWriter:
         except MansioError:
             return False
         return True
+
+    def _now_ms(self) -> float:
+        return self._clock.monotonic() * 1000
 
     async def close(self) -> None:
         """Report the end of what this broker leads, and write all within `CLOSE_MS`."""

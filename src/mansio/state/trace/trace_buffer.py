@@ -290,23 +290,32 @@ def _pack(events: Sequence[_Event], names: NameTable, begin_ms: int) -> tuple[by
     rows = bytearray()
     pack, number = ROW.pack, names.number
     lowest, highest = OFFSET_MAX, 0
+    run_who = run_first = run_end = run_ms = -1
+    """The last row, if it is a run."""
     for event in events:
         if type(event) is tuple:
             publisher, first, end, time_ms = event  # type: ignore[misc]  # the others have a class of their own
-            delta_ms = max(time_ms - begin_ms, 0)
-            rows += pack(PUBLISHED, 0, 0, 0, names.number_of(publisher), delta_ms, first, end - first, -1)
+            who = names.number_of(publisher)
+            if first == run_end and who == run_who and time_ms <= run_ms + RUN_MS_MAX:
+                del rows[-ROW.size :]  # of the same client on another connection, or in another request
+                first = run_first
+            else:
+                run_who, run_first, run_ms = who, first, time_ms
+            run_end = end
+            rows += pack(PUBLISHED, 0, 0, 0, who, max(run_ms - begin_ms, 0), first, end - first, -1)
             if first < lowest:
                 lowest = first
             if end > highest:
                 highest = end
             continue
-        for kind, cause, attempt, group, who, time_ms, first, size, extra in _rows_of(event):  # type: ignore[arg-type]
+        run_end = -1
+        for kind, cause, attempt, group, member, time_ms, first, size, extra in _rows_of(event):  # type: ignore[arg-type]
             rows += pack(
                 kind,
                 cause,
                 min(attempt, _UINT16_MAX),
                 number(group),
-                number(who),
+                number(member),
                 min(max(time_ms - begin_ms, 0), _UINT32_MAX),
                 first,
                 min(size, _UINT32_MAX),
