@@ -44,9 +44,7 @@ def broker() -> Iterator[TestBroker]:
         client = running.client(client_id="shop")
         client.admin.create_topic("orders", partitions=1, config={"mansio.delay.enable": "true"})
         client.admin.alter_group_config(GROUP, {"share.auto.offset.reset": "earliest"})
-        client.publish(
-            "orders", b"2 apples", key=b"ann-the-key", headers=[("shop", b"shop-header-value")]
-        )
+        client.publish("orders", b"2 apples", key=b"ann-the-key", headers=[("shop", b"shop-header-value")])
         with client.receive("orders", group=GROUP, max_records=1, prefetch=0) as receiver:
             (message,) = receiver.poll(timeout_ms=scaled(20) * 1000)
             message.reject("no such customer")
@@ -118,7 +116,9 @@ def test_an_agent_learns_why_a_group_waits_and_what_happened_to_its_last_failure
         tools = {each.name: each for each in (await opened.list_tools()).tools}
         assert {"why", "trace", "list_topics", "cluster_status"} <= tools.keys()
         assert not CHANGES & tools.keys()
-        assert all(each.annotations is not None and each.annotations.read_only_hint for each in tools.values())
+        assert all(
+            each.annotations is not None and each.annotations.read_only_hint for each in tools.values()
+        )
         found = await answer(opened, "why", group=GROUP, sample_s=0)
         assert found["group_id"] == GROUP
         assert found["summary"]
@@ -127,7 +127,10 @@ def test_an_agent_learns_why_a_group_waits_and_what_happened_to_its_last_failure
         kinds = [each["kind"] for each in trace["events"]]
         assert kinds[:4] == ["published", "delivered", "rejected", "dead-lettered"]
         assert trace["command"] == f"mansio trace --last-failed {GROUP}"
-        assert trace == {**await answer(opened, "trace", topic="orders", partition=0, offset=0), "command": trace["command"]}
+        assert trace == {
+            **await answer(opened, "trace", topic="orders", partition=0, offset=0),
+            "command": trace["command"],
+        }
 
     ask(broker.bootstrap_servers, work)
 
@@ -188,7 +191,9 @@ def test_changes_are_made_only_where_they_are_allowed(broker: TestBroker) -> Non
     async def allowed(opened: Session) -> None:
         tools = {each.name: each for each in (await opened.list_tools()).tools}
         assert tools.keys() > CHANGES
-        assert {name for name, each in tools.items() if not (each.annotations and each.annotations.read_only_hint)} == CHANGES
+        assert {
+            name for name, each in tools.items() if not (each.annotations and each.annotations.read_only_hint)
+        } == CHANGES
         assert (await answer(opened, "pause_schedule", topic="orders", name="nightly"))["paused"]
         assert (await answer(opened, "list_schedules", topic="orders"))["schedules"][0]["paused"]
         assert not (await answer(opened, "resume_schedule", topic="orders", name="nightly"))["paused"]

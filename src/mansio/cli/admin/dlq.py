@@ -212,7 +212,7 @@ def _truncate(text: str | None) -> str | None:
 
 
 def match_all(filters: Sequence[Filter]) -> Callable[[DeadLetter], bool]:
-    """Return a function that tells whether all filters select a dead letter."""
+    """Return a function that reports whether all filters select a dead letter."""
     return lambda dead_letter: all(each.matches(dead_letter) for each in filters)
 
 

@@ -27,7 +27,8 @@ def mcp(
     allow_changes: Annotated[
         bool,
         typer.Option(
-            "--allow-changes", help="Also offer tools that redrive dead letters, and pause and resume schedules."
+            "--allow-changes",
+            help="Also offer tools that redrive dead letters, and pause and resume schedules.",
         ),
     ] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,

@@ -48,7 +48,9 @@ def dead_letter_row(dead_letter: DeadLetter, *, shows_values: bool) -> dict[str,
         data["headers"] = [{"name": name, **bytes_fields("value", content)} for name, content in headers]
     else:
         data["header_names"] = [name for name, _ in headers]
-    shown = {name: row[name] for name in ("position", "source", "group", "deliveries", "given_up", "consumer")}
+    shown = {
+        name: row[name] for name in ("position", "source", "group", "deliveries", "given_up", "consumer")
+    }
     sizes = {"value_bytes": len(message.value or b"")}
     return {**without_empty(shown), **sizes, UNTRUSTED: without_empty(data)}
 

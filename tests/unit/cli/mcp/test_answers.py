@@ -50,7 +50,11 @@ def test_items_that_are_left_out_are_counted(topics: list[str], bytes_max: int) 
 
 
 def test_an_answer_that_fits_is_not_changed() -> None:
-    answer = {"lag": 3, "findings": [{"cause": "no-member", "records": None}], "command": "mansio why billing"}
+    answer = {
+        "lag": 3,
+        "findings": [{"cause": "no-member", "records": None}],
+        "command": "mansio why billing",
+    }
     assert json.loads(answer_text(answer)) == answer
 
 
@@ -79,7 +83,10 @@ def test_what_is_nested_deeply_ends_with_a_mark() -> None:
 
 
 def test_numbers_that_json_has_not_are_null() -> None:
-    assert json.loads(answer_text({"rate": float("nan"), "factor": float("inf")})) == {"rate": None, "factor": None}
+    assert json.loads(answer_text({"rate": float("nan"), "factor": float("inf")})) == {
+        "rate": None,
+        "factor": None,
+    }
 
 
 def test_long_lists_are_cut_before_they_are_measured() -> None:
