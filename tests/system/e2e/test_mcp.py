@@ -15,6 +15,7 @@ from mcp.client.stdio import stdio_client
 
 import mansio.blocking
 from mansio.cli.mcp.answers import ANSWER_BYTES_MAX
+from mansio.client.types import TopicPartition
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.testing import TestBroker
 from support.authorization import acl
@@ -56,7 +57,7 @@ def dead_letters(broker: TestBroker) -> int:
     admin = broker.client().admin
     if "dlq.orders" not in admin.list_topics():
         return 0
-    found = admin.list_offsets([("dlq.orders", 0)], "latest")
+    found = admin.list_offsets([TopicPartition("dlq.orders", 0)], "latest")
     return sum(each.offset for each in found.values())
 
 
@@ -135,7 +136,7 @@ def test_an_agent_learns_why_a_group_waits_and_what_happened_to_its_last_failure
     ask(broker.bootstrap_servers, work)
 
 
-QUESTIONS: Final = (
+QUESTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("list_topics", {}),
     ("describe_topic", {"topic": "orders"}),
     ("list_groups", {}),
@@ -271,8 +272,8 @@ def test_an_agent_has_the_rights_of_the_user_and_not_more(tmp_path: Path) -> Non
             error = await failure(opened, "why", group=GROUP)
             assert error["type"].endswith("AuthorizationFailed")
 
-        user = {"MANSIO_USER": "alice", "MANSIO_PASSWORD": PASSWORD}
-        ask(running.address, work, "--show-values", environment=user)
+        alice = {"MANSIO_USER": "alice", "MANSIO_PASSWORD": PASSWORD}
+        ask(running.address, work, "--show-values", environment=alice)
 
 
 @pytest.mark.full
