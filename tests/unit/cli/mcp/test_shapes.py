@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from mansio.cli.mcp.shapes import UNTRUSTED, explanation
+from mansio.cli.mcp.shapes import UNTRUSTED, explanation, hot_partition
 from mansio.client.admin.explanations import GroupExplanation, GroupFinding
+from mansio.client.admin.hot_partitions import HotKey, HotPartition
 from mansio.state.blockage.record_rules import of_key_text
+from mansio.state.hot_partitions.remedies import Remedy, RemedyKind
 
 KEYS = (b"ann", "zoé 💥".encode(), b"\xff\x00", b"k" * 100, b"two\nlines")
 
@@ -69,3 +71,33 @@ def test_a_finding_without_a_key_keeps_its_text() -> None:
     assert found["summary"] == "group billing is blocked: no member"
     assert found["findings"][0]["text"] == "no member"
     assert UNTRUSTED not in found["findings"][0]
+
+
+@pytest.mark.parametrize("shows_values", [False, True])
+def test_a_hot_partition_has_the_shares_of_its_keys_and_the_keys_only_as_data(shows_values: bool) -> None:
+    remedy = Remedy(RemedyKind.ISOLATE_KEY, "one key has 90% of the records", key=b"customer 7")
+    found = hot_partition(
+        HotPartition(
+            topic="orders",
+            partition=3,
+            leader=1,
+            rate=900.0,
+            median_rate=10.0,
+            topic_rate=930.0,
+            partition_count=4,
+            led_s=60.0,
+            replicas=(1,),
+            in_sync_replicas=(1,),
+            is_compacted=False,
+            key_access="shown",
+            sampled_records=100,
+            keys=(HotKey(b"customer 7", 0.9, 0.95),),
+            remedies=(remedy,),
+        ),
+        shows_values=shows_values,
+    )
+    (key,) = found["keys"]
+    assert (key["share_min"], key["share_max"]) == (0.9, 0.95)
+    assert key.pop(UNTRUSTED, None) == ({"key": "customer 7"} if shows_values else None)
+    assert "customer 7" not in json.dumps(found)
+    assert found["remedies"][0]["kind"] == "isolate-key"
