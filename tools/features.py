@@ -120,7 +120,7 @@ PARTLY = {
     "T6": "by records published, not read; keys are sampled; leaders are moved on request",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, trace, group, why, dlq, delayed, schedule, quota, "
-    "user, acl, token, pipeline, config, context, data, doctor, demo",
+    "user, acl, token, pipeline, config, context, data, doctor, mcp, demo",
     "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
 """Rows of which only a part holds today, and which part."""

@@ -204,7 +204,7 @@ def test_a_broker_that_is_gone_is_listed_with_what_it_keeps_and_counted_nowhere_
     here = [BrokerStatus(node_id, "h", 9092, None, node_id == 2, node_id == 1) for node_id in (1, 2)]
     status = ClusterStatus("id", 5, tuple(here))
     health = [BrokerHealth(1), BrokerHealth(2, is_session_held=False)]
-    summary = commands._summary(status, TROUBLED, health)
+    summary = commands.status_row(status, TROUBLED, health)
     assert summary["no_session"] == 1
     assert summary["controller"] is None  # 5 is not there
     assert [summary[name] for name in ("brokers", "fenced", "offline", "under_min_isr")] == [2, 1, 1, 2]

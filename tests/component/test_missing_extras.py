@@ -32,6 +32,7 @@ MISSING = {
     "cluster": ("grpcio", ["serve", "--etcd", "http://127.0.0.1:1", "--kafka", "127.0.0.1:0"]),
     "spark": ("pyspark", ["pipeline", "archive", "t", "--warehouse", "w", "--once"]),
     "iceberg": ("pyiceberg", ["pipeline", "maintain", "t", "--warehouse", "w"]),
+    "mcp": ("mcp", ["mcp"]),
     "jsonschema": ("jsonschema", ["pipeline", "schema-check", "t", "--schema", "s.json"]),
 }
 """Extra: a package of it, and a command that needs it."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 import mansio_demo
-from mansio.cli import pipeline
+from mansio.cli import mcp, pipeline
 from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, token, topic, txn, user, why
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, delayed, produce, trace
@@ -62,6 +62,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(context.app, name="context")
 app.add_typer(data_check.app, name="data")
 app.command("doctor")(doctor.doctor)
+app.command("mcp")(mcp.mcp)
 app.add_typer(mansio_demo.app, name="demo")
 
 

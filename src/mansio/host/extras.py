@@ -26,6 +26,7 @@ EXTRAS: Final = {
     "secure": ("cryptography", "jwt"),
     "celery": ("celery",),
     "otel": ("opentelemetry.trace",),
+    "mcp": ("mcp",),
     "testing": ("pytest",),
 }
 """The modules that `pip install 'mansio-mq[EXTRA]'` installs, by extra. The extra `all`, not listed, installs all."""

@@ -310,6 +310,13 @@ def test_the_examples_about_opentelemetry_print_what_the_page_shows(bench: Bench
 
 
 @pytest.mark.full
+def test_the_example_about_agents_prints_what_the_page_shows(bench: Bench) -> None:
+    found = examples("docs/how-to/agents.md")
+    assert list(found) == ["python"]
+    bench.follow(found)
+
+
+@pytest.mark.full
 def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     required_tool("curl")
     expected = {

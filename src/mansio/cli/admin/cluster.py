@@ -135,8 +135,8 @@ def status(
     since when and why.
     """
     cluster, partitions, health = run(_describe_cluster(bootstrap_servers))
-    found = _summary(cluster, partitions, health)
-    faults = [line for one in health if (line := _session_fault(one))]
+    found = status_row(cluster, partitions, health)
+    faults = [line for one in health if (line := session_fault(one))]
     if output is Output.JSON:
         show_json({**found, "faults": faults})
     else:
@@ -887,7 +887,7 @@ async def _describe_cluster(
         return await cluster.status(), await cluster.partitions(), await cluster.health()
 
 
-def _session_fault(health: BrokerHealth) -> str:
+def session_fault(health: BrokerHealth) -> str:
     """Return a line about a broker whose session is not held, or that does not answer; empty if there is no such fault.
     An older broker, which has no health, has none."""
     from mansio.errors import UnsupportedVersion
@@ -903,9 +903,10 @@ def _session_fault(health: BrokerHealth) -> str:
     return ": ".join([f"broker {health.node_id} does not hold its session{when}", *reasons])
 
 
-def _summary(
+def status_row(
     cluster: ClusterStatus, partitions: Sequence[PartitionStatus], health: Sequence[BrokerHealth]
 ) -> dict[str, Any]:
+    """Return the summary as the JSON output of `status` has it."""
     there = {one.node_id for one in cluster.brokers}
     return {
         "cluster_id": cluster.cluster_id,
@@ -948,7 +949,7 @@ def _broker_state(known: BrokerStatus | None, health: BrokerHealth | None) -> st
         return "gone"
     if known.is_fenced:
         return "fenced"
-    if health is None or not _session_fault(health):
+    if health is None or not session_fault(health):
         return "ok"
     return "no session" if health.error is None else "no answer"
 

@@ -171,7 +171,7 @@ def _command_of(one: HotPartition, remedy: Remedy) -> str | None:
 
 def _as_json(found: HotPartitions, executed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        "partitions": [_partition_json(each) for each in found.partitions],
+        "partitions": [partition_json(each) for each in found.partitions],
         "brokers": [each._asdict() for each in found.brokers],
         "errors": {str(node_id): error.message for node_id, error in sorted(found.errors.items())},
         "disabled": list(found.disabled),
@@ -179,7 +179,8 @@ def _as_json(found: HotPartitions, executed: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def _partition_json(one: HotPartition) -> dict[str, Any]:
+def partition_json(one: HotPartition) -> dict[str, Any]:
+    """Return a hot partition as the JSON output has it."""
     keys = []
     for each in one.keys:
         text, encoding = text_or_base64(each.key)

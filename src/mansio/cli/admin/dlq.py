@@ -79,12 +79,13 @@ def list_topics(
         from mansio.client.dead_letters import list_dead_letter_topics
 
         async with connect(bootstrap_servers) as client:
-            return [await _topic_row(client, name) for name in await list_dead_letter_topics(client)]
+            return [await topic_row(client, name) for name in await list_dead_letter_topics(client)]
 
     show_rows(output, run(work()), LIST_COLUMNS, empty="no dead-letter topics")
 
 
-async def _topic_row(client: Client, name: str) -> dict[str, Any]:
+async def topic_row(client: Client, name: str) -> dict[str, Any]:
+    """Return a dead-letter topic as the JSON output of `list` has it."""
     from mansio.client.types import TopicPartition
 
     view = await client.admin.describe_topic(name)
@@ -169,7 +170,7 @@ def peek(
                 client,
                 await resolve_dead_letter_topic(client, topic),
                 partitions=tuple(partition or ()),
-                matches=_match_all(wanted),
+                matches=match_all(wanted),
                 on_unreadable=UnreadableReport().show,
             )
             async for dead_letter in dead_letters:
@@ -179,13 +180,14 @@ def peek(
             await dead_letters.aclose()  # otherwise it would continue to read
         return found
 
-    rows = [_peek_row(dead_letter) for dead_letter in run(work())]
+    rows = [peek_row(dead_letter) for dead_letter in run(work())]
     if output is Output.TABLE:
         rows = [{**row, "key": _truncate(row["key"]), "reason": _truncate(row["reason"])} for row in rows]
     show_rows(output, rows, PEEK_COLUMNS, empty="no such dead letters")
 
 
-def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
+def peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter as the JSON output of `peek` has it."""
     from mansio.cli.support.formatting import record_as_json
 
     record, headers = record_as_json(dead_letter.message), dead_letter.headers
@@ -209,7 +211,8 @@ def _truncate(text: str | None) -> str | None:
     return line if len(line) <= SHOWN_CHARACTERS_MAX else f"{line[: SHOWN_CHARACTERS_MAX - 1]}…"
 
 
-def _match_all(filters: Sequence[Filter]) -> Callable[[DeadLetter], bool]:
+def match_all(filters: Sequence[Filter]) -> Callable[[DeadLetter], bool]:
+    """Return a function that reports whether all filters select a dead letter."""
     return lambda dead_letter: all(each.matches(dead_letter) for each in filters)
 
 
@@ -271,7 +274,7 @@ def redrive(
         usage_error("select dead letters with --record, --filter, --group, or --all", "redrive")
     if every and positions:
         usage_error("give either --all or a selection, not both", "--record")
-    name = redrive_id or _new_id()
+    name = redrive_id or new_redrive_id()
     if not 0 < len(name) <= 100:
         usage_error("an id has up to 100 characters", "--id")
 
@@ -297,7 +300,7 @@ def redrive(
                     client,
                     source,
                     positions=positions,
-                    matches=_match_all(wanted),
+                    matches=match_all(wanted),
                     on_unreadable=UnreadableReport().show,
                 )
 
@@ -323,7 +326,8 @@ def redrive(
         raise typer.Exit(print_error(f"{failed} of {len(rows)} failed: see ERROR; continue with --id {name}"))
 
 
-def _new_id() -> str:
+def new_redrive_id() -> str:
+    """Return an id that no redrive has had."""
     import uuid
 
     return uuid.uuid4().hex

@@ -52,7 +52,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.client import Client, GroupListings
+    from mansio.client import Client, GroupListing, GroupListings
     from mansio.client.admin.explanations import GroupExplanation
     from mansio.client.admin.shares import ShareLeases
     from mansio.client.types import TopicPartition
@@ -91,22 +91,23 @@ def list_groups(
             return await client.admin.list_groups(timeout_ms=LIST_TIMEOUT_MS)
 
     groups = run(work())
-    rows = [
-        {
-            "group": group.group_id,
-            "type": group.group_type or None,
-            "state": group.state,
-            "protocol_type": group.protocol_type,
-        }
-        for group in groups
-    ]
-    show_rows(output, rows, ["group", "type", "state"], empty="no groups")
+    show_rows(output, list(map(group_row, groups)), ["group", "type", "state"], empty="no groups")
     if groups.unreachable:
         silent = ", ".join(map(str, groups.unreachable))
         raise typer.Exit(print_error(f"incomplete: broker {silent} did not answer"))
     if groups.missing_partitions:
         missing = ", ".join(map(str, groups.missing_partitions))
         raise typer.Exit(print_error(f"incomplete: partition {missing} of __consumer_offsets has no leader"))
+
+
+def group_row(group: GroupListing) -> dict[str, Any]:
+    """Return a group as the JSON output of `list` has it."""
+    return {
+        "group": group.group_id,
+        "type": group.group_type or None,
+        "state": group.state,
+        "protocol_type": group.protocol_type,
+    }
 
 
 @app.command()
@@ -131,7 +132,7 @@ def describe(
     async def work() -> tuple[dict[str, Any], GroupExplanation | None]:
         async with connect(bootstrap_servers) as client:
             shared = await describe_share_group(client, group)
-            described = shared or await _describe_group(client, group)
+            described = shared or await describe_consumer_group(client, group)
             return described, await _explain(client, group)
 
     found, explanation = run(work())
@@ -194,7 +195,8 @@ def _member_row(member: dict[str, Any]) -> list[str]:
     ]
 
 
-async def _describe_group(client: Client, group: str) -> dict[str, Any]:
+async def describe_consumer_group(client: Client, group: str) -> dict[str, Any]:
+    """Describe a group that is not a share group, for the JSON output. Raises `GroupIdNotFound`."""
     described = await client.admin.describe_group(group)
     if described.state == DEAD_STATE:
         raise GroupIdNotFound(f"there is no group {group}")

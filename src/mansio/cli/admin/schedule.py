@@ -184,7 +184,7 @@ def list_schedules(
 
     found = run(work())
     if output is Output.JSON or not found:
-        show_rows(output, list(map(_json_row, found)), LIST_COLUMNS, empty="no schedules")
+        show_rows(output, list(map(json_row, found)), LIST_COLUMNS, empty="no schedules")
         return
     rows: list[list[str]] = []
     for schedule in found:
@@ -231,7 +231,7 @@ def pause(
 
     changed = run(work())
     if changed is not None:
-        show_json(_json_row(changed))
+        show_json(json_row(changed))
 
 
 @app.command()
@@ -252,7 +252,7 @@ def resume(
 
     changed = run(work())
     if changed is not None:
-        show_json(_json_row(changed))
+        show_json(json_row(changed))
 
 
 @app.command()
@@ -278,7 +278,7 @@ def delete(
 
 def _show(schedule: Schedule, output: Output) -> None:
     if output is Output.JSON:
-        show_json(_json_row(schedule))
+        show_json(json_row(schedule))
         return
     print(f"schedule   {schedule.name}  id {schedule.id}")
     print(f"topic      {schedule.topic}, partition {schedule.partition}")
@@ -294,7 +294,8 @@ def _show(schedule: Schedule, output: Output) -> None:
         print(f"next       {moment}")
 
 
-def _json_row(schedule: Schedule) -> dict[str, Any]:
+def json_row(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as the JSON output has it."""
     row: dict[str, Any] = {
         "name": schedule.name,
         "id": str(schedule.id),

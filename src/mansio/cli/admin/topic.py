@@ -174,7 +174,7 @@ def describe(
 
     async def work() -> dict[str, Any]:
         async with connect(bootstrap_servers) as client:
-            return await _describe_topic(client, topic)
+            return await describe_topic(client, topic)
 
     found = run(work())
     if output is Output.JSON:
@@ -204,7 +204,8 @@ def describe(
         )
 
 
-async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
+async def describe_topic(client: Client, topic: str) -> dict[str, Any]:
+    """Describe a topic, for the JSON output. Fields that the user may not see are None."""
     from uuid import UUID
 
     from mansio.client.types import TopicPartition

@@ -60,7 +60,7 @@ def trace(
 
     found = run(work())
     if output is Output.JSON:
-        show_json(_as_json(found))
+        show_json(json_of(found))
         return
     stored = f"{found.size_bytes:,} bytes" if found.is_stored else "not in the log"
     print(f"{found.topic}/{found.partition}/{found.offset}, {stored}")
@@ -110,7 +110,8 @@ def _duration(milliseconds: int) -> str:
     return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def _as_json(found: RecordTrace) -> dict[str, Any]:
+def json_of(found: RecordTrace) -> dict[str, Any]:
+    """Return the timeline as the JSON output has it."""
     result = asdict(found)
     result["events"] = [{**asdict(each), "time": _iso(each.time)} for each in found.events]
     result["timestamp"] = _iso(found.timestamp)

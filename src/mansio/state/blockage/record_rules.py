@@ -213,7 +213,7 @@ def key_in_flight(case: Case) -> Iterator[Finding]:
         if 0 < max((one.oldest_ms for one in share.holders), default=0) < KEY_HELD_MS_MIN:
             continue
         case.mark_explained([each])
-        of_key = "" if held.key is None else f" of key {_text_of(held.key)}"
+        of_key = "" if held.key is None else of_key_text(held.key)
         total = f"{'' if held.is_complete else 'at least '}{count(held.total, 'record')}"
         holder = max(share.holders, key=lambda one: one.oldest_ms, default=None)
         by = f", leased for {seconds(holder.oldest_ms)}" if holder is not None else ""
@@ -238,9 +238,10 @@ def key_in_flight(case: Case) -> Iterator[Finding]:
         )
 
 
-def _text_of(key: bytes) -> str:
+def of_key_text(key: bytes) -> str:
+    """Return the part of the text of a finding that shows the key, so that it can be left out."""
     text = key[:64].decode("utf-8", "backslashreplace")
-    return text if text.isprintable() else repr(text)
+    return f" of key {text if text.isprintable() else repr(text)}"
 
 
 def key_limit(case: Case) -> Iterator[Finding]:
