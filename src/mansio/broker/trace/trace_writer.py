@@ -13,13 +13,14 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.backoff import grown_delay
 from mansio.broker.topics.leader_appends import LeaderAppends, LedPartition
 from mansio.config.topic_names import TRACE_TOPIC
-from mansio.errors import MansioError, Unavailable
+from mansio.errors import FeatureNotFinalized, MansioError, MessageTooLarge, Unavailable
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.logs import fields
 from mansio.ports import complete, result_within
@@ -52,6 +53,10 @@ RETRY_MS_MIN: Final = 200.0
 RETRY_MS_MAX: Final = 10_000.0
 LOGGED_FAILURE: Final = 5
 CLOSE_MS: Final = 2_000.0
+REFUSALS_MAX: Final = 10
+"""Number of refusals after which a block is given up. A broker that does not know this one's session yet refuses,
+too."""
+
 FLUSH_INTERVAL_MS: Final = 100.0
 """Time between two blocks that look-ups ask for."""
 
@@ -60,6 +65,14 @@ OPEN_MS: Final = 5_000.0
 
 POSITIONS_MAX: Final = 10_000
 """Maximum number of committed positions in a second; of further ones none is reported."""
+
+
+def _failures_max(error: Exception) -> float:
+    """Return after how many failures a block is given up: none waits for ever for a request that is refused."""
+    if isinstance(error, Unavailable):
+        return math.inf
+    is_final = isinstance(error, FeatureNotFinalized | MessageTooLarge) or not isinstance(error, MansioError)
+    return 1 if is_final else REFUSALS_MAX
 
 
 class _Pending(NamedTuple):
@@ -225,14 +238,14 @@ class TraceWriter:
                 pending = self._queue[0]
                 try:
                     await self._append(pending)
-                except Unavailable as error:
-                    failures += 1
-                    if failures == LOGGED_FAILURE:  # the first ones are normal while the topic is created
-                        logger.warning("trace_not_written", extra=fields(reason=without_traceback(error)))
-                    if self._has_closed:
-                        break
-                    continue
                 except Exception as error:  # noqa: BLE001 - a block that cannot be written must not hold up the others
+                    failures += 1
+                    if failures < _failures_max(error):
+                        if failures == LOGGED_FAILURE:  # the first ones are normal while the topic is created
+                            logger.warning("trace_not_written", extra=fields(reason=without_traceback(error)))
+                        if self._has_closed:
+                            break
+                        continue
                     self._log_refusal(error)
                     self._drop(pending.rows)
                 else:
