@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import celery
 import pytest
+from celery import signals
 from celery.contrib.testing.worker import start_worker
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.trace import SpanKind
@@ -19,6 +20,20 @@ from support.spans import Spans, id_of, linked
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logging_of_this_process() -> Iterator[None]:
+    """A worker in this process leaves logging as it is: Celery configures it only if nothing else does."""
+
+    def configure(**_: object) -> None:
+        pass
+
+    signals.setup_logging.connect(configure)
+    try:
+        yield
+    finally:
+        signals.setup_logging.disconnect(configure)
 
 
 @pytest.fixture(scope="module")

@@ -276,12 +276,12 @@ class Operation:
         group: str | None = None,
         begun_ns: int | None = None,
     ) -> None:
-        self._telemetry = telemetry
-        self.name = name
-        self.kind = kind
-        self.topic = topic
-        self.group = group
-        self.begun_ns = time.time_ns() if begun_ns is None else begun_ns
+        self._telemetry: ClientTelemetry = telemetry
+        self.name: str = name
+        self.kind: str = kind
+        self.topic: str | None = topic
+        self.group: str | None = group
+        self.begun_ns: int = time.time_ns() if begun_ns is None else begun_ns
         self.span: Span = trace.INVALID_SPAN
 
     @property
@@ -324,8 +324,8 @@ class SendOperation:
     __slots__ = ("_operation", "context")
 
     def __init__(self, operation: Operation, context: Headers) -> None:
-        self._operation = operation
-        self.context = context
+        self._operation: Operation = operation
+        self.context: Headers = context
 
     def end(self, count: int, error: BaseException | None) -> None:
         """End with the number of records; `error`: the first one of a record, or of the call."""

@@ -179,11 +179,17 @@ class Watched:
         """Log lines since the test began."""
         return self.broker.text()[self._begin :].splitlines()
 
-    def descriptors(self) -> int:
-        """Open files and sockets of the broker, without directories: the one for `syncfs` is opened at the first
-        flush of several logs, and stays open."""
+    def connections(self) -> int:
+        """Open sockets of the broker. Files do not count: the broker opens logs when it likes, as that of the trace."""
         opened = f"/proc/{self.broker.pid}/fd"
-        return sum(not os.path.isdir(f"{opened}/{number}") for number in os.listdir(opened))
+        return sum(_is_socket(f"{opened}/{number}") for number in os.listdir(opened))
+
+
+def _is_socket(descriptor: str) -> bool:
+    try:
+        return os.readlink(descriptor).startswith("socket:")
+    except FileNotFoundError:  # closed since it was listed
+        return False
 
 
 @contextmanager

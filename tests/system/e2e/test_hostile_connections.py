@@ -80,7 +80,7 @@ def view(broker: ServedBroker) -> Iterator[Watched]:
 
 
 def closed_again(view: Watched, before: int) -> None:
-    wait_until(lambda: view.descriptors() <= before, 10, "every connection is closed")
+    wait_until(lambda: view.connections() <= before, 10, "every connection is closed")
 
 
 def test_five_thousand_idle_connections_cost_little_and_leave_nothing(
@@ -89,7 +89,7 @@ def test_five_thousand_idle_connections_cost_little_and_leave_nothing(
     count = min(
         IDLE_CONNECTIONS, (descriptors - 1000) // 5
     )  # the broker keeps a half for files, two for each
-    before = view.descriptors()
+    before = view.connections()
     with ExitStack() as stack:
         for _ in range(count):
             peer = stack.enter_context(RawPeer(view.port))
@@ -104,7 +104,7 @@ def test_five_thousand_idle_connections_cost_little_and_leave_nothing(
 
 def test_storm_of_connections_stalls_no_client(view: Watched) -> None:
     """Connect without waiting for an answer, vanish or say a word first; as fast as one process can."""
-    before = view.descriptors()
+    before = view.connections()
     address = ("127.0.0.1", view.port)
     for number in range(STORM_CONNECTIONS):
         with socket.socket() as peer:
@@ -166,7 +166,7 @@ def test_many_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
 
 def test_many_clients_whose_requests_wait_share_one_bound(view: Watched) -> None:
     """Behind a fetch that waits, thirty clients pile up large requests that cannot begin."""
-    before = view.descriptors()
+    before = view.connections()
     large = produce_frame([("wide", None, [(0, batch_of(b"w" * 12 * MIB))])])
     with ExitStack() as stack:
         for _ in range(30):
@@ -180,7 +180,7 @@ def test_many_clients_whose_requests_wait_share_one_bound(view: Watched) -> None
 
 def test_many_begun_frames_share_one_bound(view: Watched) -> None:
     """Four hundred clients stop in the middle of a middling frame, which each of them may hold."""
-    before = view.descriptors()
+    before = view.connections()
     head = request_header(ApiKey.PRODUCE, 9, 1, "begun")
     begun = struct.pack(">i", 505_000) + head + b"\0" * (500_000 - len(head))
     with ExitStack() as stack:

@@ -63,7 +63,7 @@ def view(broker: ServedBroker) -> Iterator[Watched]:
 
 def test_clients_that_vanish_in_mid_frame_leave_nothing_behind(view: Watched) -> None:
     whole = produce_frame([("target", None, [(0, batch_of(b"y" * 100_000))])])
-    descriptors = view.descriptors()
+    connections = view.connections()
     with RawPeer(view.port) as peer:
         before = peer.end_offset("target")
     for cut in (1, 3, 4, 5, 20, 70, 1000, 50_000, len(whole) - 1):
@@ -71,14 +71,14 @@ def test_clients_that_vanish_in_mid_frame_leave_nothing_behind(view: Watched) ->
             peer = RawPeer(view.port)
             peer.send(whole[:cut])
             way(peer)
-    wait_until(lambda: view.descriptors() <= descriptors, 20, "every connection is closed")
+    wait_until(lambda: view.connections() <= connections, 20, "every connection is closed")
     with RawPeer(view.port) as peer:
         assert peer.end_offset("target") == before
     assert view.memory.growth < SLACK
 
 
 def test_clients_that_vanish_in_mid_fetch_leave_nothing_behind(view: Watched) -> None:
-    descriptors = view.descriptors()
+    connections = view.connections()
     for _ in range(20):
         parked = RawPeer(view.port)
         parked.send(fetch_frame("silent", wait_ms=30_000))
@@ -87,7 +87,7 @@ def test_clients_that_vanish_in_mid_fetch_leave_nothing_behind(view: Watched) ->
         assert taking.socket.recv(1000)
         for peer in (parked, taking):
             peer.vanish()
-    wait_until(lambda: view.descriptors() <= descriptors, 20, "every connection is closed")
+    wait_until(lambda: view.connections() <= connections, 20, "every connection is closed")
     with RawPeer(view.port) as peer:
         assert peer.produce("silent", batch_of(b"wake them")).error_code == 0
     assert view.memory.growth < SLACK
@@ -247,23 +247,23 @@ def test_many_large_frames_at_once_stay_within_the_shared_bound(view: Watched) -
 
 
 def test_half_closed_client_still_harms_no_other(view: Watched) -> None:
-    descriptors = view.descriptors()
+    connections = view.connections()
     with RawPeer(view.port) as peer:
         peer.send(fetch_frame("silent", wait_ms=30_000, offset=1_000_000))
         peer.send(length_prefixed(b"\0\3"))
         peer.socket.shutdown(socket.SHUT_WR)
         while peer.frame(15.0) is not None:
             pass
-    wait_until(lambda: view.descriptors() <= descriptors, 20, "the connection is closed")
+    wait_until(lambda: view.connections() <= connections, 20, "the connection is closed")
 
 
 def test_thousand_connections_that_come_and_go_leave_nothing_behind(view: Watched) -> None:
-    descriptors = view.descriptors()
+    connections = view.connections()
     for _ in range(20):
         peers = [RawPeer(view.port) for _ in range(50)]
         for peer in peers:
             peer.vanish()
-    wait_until(lambda: view.descriptors() <= descriptors, 20, "every connection is closed")
+    wait_until(lambda: view.connections() <= connections, 20, "every connection is closed")
     assert view.memory.growth < SLACK
 
 
