@@ -10,9 +10,12 @@ import httpx
 import pytest
 
 import mansio
+from mansio.broker.trace import trace_index, trace_reader
 from mansio.config.topic_names import TRACE_TOPIC
 from mansio.errors import ResourceNotFound, UnknownTopicOrPartition
 from mansio.testing import TestBroker
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.internal_records.trace_index_records import is_index_record
 from support.machine import scaled
 from support.present import present
 from support.process import served
@@ -165,6 +168,36 @@ def test_a_broker_appends_one_block_a_second_whatever_the_number_of_partitions(b
     assert client.admin.traces.record("wide", 299, 0).certain
     assert writer.block_count == before + 1
     assert len(client.admin.describe_topic(TRACE_TOPIC).partitions) == 1
+
+
+@pytest.mark.row("T2")
+def test_a_broker_stores_the_index_of_its_blocks_and_reads_it_after_a_restart(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (trace_index, trace_reader):
+        monkeypatch.setattr(module, "BLOCKS_PER_GROUP", 4)
+    client = broker.client()
+    for offset in range(9):
+        client.publish("orders", b"%d" % offset)
+        assert client.admin.traces.record("orders", 0, offset).certain
+    log = present(present(broker._running()._service).traces.reader._partitions.get(TRACE_TOPIC, 0)).log
+
+    def index_records() -> list[int]:
+        found, offset = [], 0
+        while (part := log.read(offset, 1, log.end_offset)) is not None:
+            (record,) = read_records(part.read())
+            if is_index_record(record.value or b""):
+                found.append(offset)
+            offset = part.next_offset
+        return found
+
+    wait_until(lambda: len(index_records()) >= 2, 20, "index records")
+    broker.restart()
+    client = broker.client()
+    for offset in range(9):
+        trace = client.admin.traces.record("orders", 0, offset)
+        assert trace.certain, trace.uncertainties
+        assert events(trace) == [("published", 0)]
 
 
 @pytest.mark.row("T1")

@@ -33,8 +33,8 @@ TRACE_DEFECTS = (
     Defect(
         "missing block is not a gap",
         "state/trace/coverage.py",
-        "elif header.sequence > self._next_sequence:",
-        "elif header.sequence > self._next_sequence + 1:",
+        "elif sequence > self._next_sequence:",
+        "elif sequence > self._next_sequence + 1:",
         MODEL,
     ),
     Defect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -9,6 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptMessage
+from mansio.wire.internal_records.trace_index_records import (
+    CoveredTime,
+    IndexRecord,
+    decode_index_record,
+    encode_index_record,
+    is_index_record,
+)
 from mansio.wire.internal_records.trace_records import (
     HEADER,
     LED,
@@ -107,3 +115,38 @@ def test_a_shortened_block_is_an_error_or_has_fewer_names(
 def test_a_block_of_a_later_version_is_an_error() -> None:
     with pytest.raises(CorruptMessage, match="version 9"):
         TraceBlock(bytes([9]) + bytes(HEADER.size))
+
+
+numbers = st.integers(-(1 << 63), (1 << 63) - 1)
+gaps = st.lists(st.tuples(numbers, numbers, numbers), max_size=3)
+covered_times = st.builds(
+    CoveredTime, st.integers(-(1 << 31), (1 << 31) - 1), numbers, numbers, numbers, numbers, numbers, gaps
+)
+
+
+@st.composite
+def index_records(draw: st.DrawFn) -> IndexRecord:
+    found = draw(
+        st.dictionaries(st.binary(min_size=20, max_size=20), st.lists(numbers, max_size=3), max_size=5)
+    )
+    starts, bounds = array("I", [0]), array("q")
+    for key in sorted(found):
+        bounds.extend(each for number in found[key] for each in (number, number))
+        starts.append(len(bounds))
+    covered = draw(st.lists(covered_times, max_size=3))
+    return IndexRecord(
+        draw(numbers), draw(numbers), draw(numbers), covered, b"".join(sorted(found)), starts, bounds
+    )
+
+
+@given(index_records(), st.data())
+def test_an_index_record_is_read_again_and_a_part_of_one_is_an_error(
+    record: IndexRecord, data: st.DataObject
+) -> None:
+    value = encode_index_record(record)
+    assert is_index_record(value)
+    assert decode_index_record(value) == record
+    with pytest.raises(CorruptMessage):
+        decode_index_record(value[: data.draw(st.integers(0, len(value) - 1))])
+    with pytest.raises(CorruptMessage):
+        TraceBlock(value)

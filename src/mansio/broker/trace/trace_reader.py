@@ -4,16 +4,19 @@ partition of the record, the facts about it.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.features.delays.schedule_manager import SCHEDULE_HEADER
-from mansio.broker.trace.trace_index import ROWS_MAX, FailedRecord, TraceIndex
+from mansio.broker.partition.verified_read import read_when_verified
+from mansio.broker.trace.trace_index import BLOCKS_PER_GROUP, ROWS_MAX, FailedRecord, TraceIndex
 from mansio.config.topic_names import TRACE_TOPIC
 from mansio.errors import MansioError
 from mansio.host.run_in_thread import run_in_thread
+from mansio.logs import fields
 from mansio.state.trace.timeline import RecordFacts
 from mansio.storage.retention import UNLIMITED
 from mansio.wire.batch.delay_headers import DELAYED_ID_HEADER, DUE_AT_HEADER
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from mansio.storage.segment_list import SegmentInfo
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.batch.record_reader import Record
+
+logger = logging.getLogger(__name__)
 
 FLUSH_MS: Final = 3_000.0
 """Time that a look-up waits until what this broker has reported is written."""
@@ -81,6 +86,8 @@ class TraceReader:
         self._scheduler = scheduler
         self._batch_thread = batch_thread
         self._indexes: dict[Partition, TraceIndex] = {}
+        self._stores_index = False
+        writer.listen(self._on_block)
 
     async def read(
         self, topic_id: UUID, index: int, offset: int, *, accepted_offset: int, needs_facts: bool
@@ -99,7 +106,8 @@ class TraceReader:
         offsets = [each for each in sorted({offset, accepted_offset}) if each >= 0]
         for partition in self._led_partitions():
             try:
-                trace_index = await self._index_of(partition)
+                trace_index = self._index_of(partition)
+                await trace_index.update()
                 found, is_complete = await trace_index.find(topic_id.bytes, index, offsets)
             except MansioError as error:
                 missing.append(f"{partition.name} cannot be read: {error.message}")
@@ -116,20 +124,37 @@ class TraceReader:
         await self.writer.flush(FLUSH_MS)
         found: list[FailedRecord] = []
         for partition in self._led_partitions():
-            trace_index = await self._index_of(partition)
+            trace_index = self._index_of(partition)
+            await trace_index.update()
             if (failed := await trace_index.last_failed(group, FAILED_BLOCKS_MAX)) is not None:
                 found.append(failed)
         return max(found, key=attrgetter("time_ms"), default=None)
 
-    async def _index_of(self, partition: Partition) -> TraceIndex:
-        """Return the index of a partition, up to date. Raises the errors of `Partition.read`."""
+    def _index_of(self, partition: Partition) -> TraceIndex:
         trace_index = self._indexes.get(partition)
         if trace_index is None:
             trace_index = self._indexes[partition] = TraceIndex(
-                partition, self._scheduler, self._batch_thread
+                partition, self._scheduler, self._batch_thread, self.writer.append_index
             )
-        await trace_index.update()
         return trace_index
+
+    def _on_block(self) -> None:
+        if self.writer.block_count % BLOCKS_PER_GROUP == 0 and not self._stores_index:
+            self._stores_index = True
+            self._scheduler.spawn(self._store_indexes(), name="index of the trace")
+
+    async def _store_indexes(self) -> None:
+        """Append what is not appended yet of the indexes of the partitions that this broker leads."""
+        try:
+            for partition in self._led_partitions():
+                try:
+                    await self._index_of(partition).store()
+                except MansioError as error:  # the next time, or the next leader, does it
+                    logger.info(
+                        "trace_index_not_written", extra=fields(partition=partition.name, reason=error)
+                    )
+        finally:
+            self._stores_index = False
 
     def _led_partitions(self) -> list[Partition]:
         topic = self._topics.state.topics.get(TRACE_TOPIC)
@@ -156,7 +181,9 @@ class TraceReader:
             return _facts(partition, state, is_pending=True, accepted_offset=offset, due_ms=pending)
         if not partition.start_offset <= offset < partition.end_offset:
             return _facts(partition, state)
-        part = partition.log.read(offset, 1, partition.end_offset)
+        part = await read_when_verified(
+            self._scheduler, lambda: partition.log.read(offset, 1, partition.end_offset)
+        )
         if part is None:
             return _facts(partition, state)
         batch = bytes(part.read())

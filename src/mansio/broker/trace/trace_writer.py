@@ -38,6 +38,7 @@ from mansio.wire.internal_records.trace_records import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.topics.topics import TopicService
     from mansio.ports import Clock, Peers, Promise, Scheduler, Timer
@@ -65,6 +66,10 @@ OPEN_MS: Final = 5_000.0
 
 POSITIONS_MAX: Final = 10_000
 """Maximum number of committed positions in a second; of further ones none is reported."""
+
+
+def _ignore() -> None:
+    pass
 
 
 def _failures_max(error: Exception) -> float:
@@ -146,8 +151,13 @@ class TraceWriter:
         """Waits until all blocks below a number are written or dropped."""
         self.written_ms = -1
         """Time up to which everything is written."""
+        self._on_block: Callable[[], None] = _ignore
         self.block_count = self.row_count = self.dropped_count = 0
         """Numbers of blocks and rows that were written, and of rows that were dropped."""
+
+    def listen(self, on_block: Callable[[], None]) -> None:
+        """Call `on_block` after each block."""
+        self._on_block = on_block
 
     async def open(self) -> None:
         """Begin to write: the partitions of the topic can be appended to. If there is a trace, write which partitions
@@ -253,6 +263,7 @@ class TraceWriter:
                     self.written_ms = pending.end_ms
                     self.row_count += pending.rows.row_count
                     self.dropped_count += pending.rows.dropped
+                    self._on_block()
                 failures = 0
                 self._queue.popleft()
                 self._queued_rows -= pending.rows.row_count
@@ -312,10 +323,20 @@ class TraceWriter:
             self._target = LedPartition(topic.name, topic_id, index)
         return self._target
 
+    async def append_index(self, partition: Partition, value: bytes) -> None:
+        """Append an index record to a partition of the trace that this broker leads. Raises the errors of
+        `LeaderAppends.append`."""
+        partition.ensure_leader()
+        batch = build_value_only_batch([self._clock.wall_ms()], [value])
+        target = LedPartition(partition.topic, partition.topic_id.bytes, partition.index)
+        await self._appends.append(target, batch)
+
     # ------------------------------------------------------------------ reading and end
 
     async def flush(self, timeout_ms: float) -> bool:
         """Write what was reported so far. Returns False if that takes longer than the timeout, or fails."""
+        if not self._has_anything_to_write:
+            return True
         if not self._is_closing and (wait_ms := self._flushed_ms + FLUSH_INTERVAL_MS - self._now_ms()) > 0:
             await self._scheduler.sleep(wait_ms)  # many look-ups share a block
         self._flushed_ms = self._now_ms()
@@ -329,6 +350,10 @@ class TraceWriter:
         except MansioError:
             return False
         return True
+
+    @property
+    def _has_anything_to_write(self) -> bool:
+        return bool(self._queue or self._positions or self.buffer.row_count or self.buffer.dropped)
 
     def _now_ms(self) -> float:
         return self._clock.monotonic() * 1000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.wire.internal_records.trace_index_records import CoveredTime
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -39,6 +41,7 @@ class Coverage:
         "begin_ms",
         "broker_id",
         "end_ms",
+        "first_sequence",
         "gaps",
         "incarnation",
         "is_live",
@@ -47,7 +50,7 @@ class Coverage:
     def __init__(self, broker_id: int, incarnation: int) -> None:
         self.broker_id = broker_id
         self.incarnation = incarnation
-        self._next_sequence = -1
+        self.first_sequence = self._next_sequence = -1
         self.begin_ms = -1
         """Begin of the first block that is known."""
         self.end_ms = -1
@@ -60,14 +63,39 @@ class Coverage:
         """Add the next block, or one that was written twice."""
         if header.sequence < self._next_sequence:
             return
-        if self._next_sequence < 0:
-            self.begin_ms = header.begin_ms
-        elif header.sequence > self._next_sequence:
-            self.add_gap(Gap(self.end_ms, header.begin_ms, -1))
+        self._follow(header.sequence, header.begin_ms)
         if header.dropped:
             self.add_gap(Gap(header.begin_ms, header.end_ms, header.dropped))
         self._next_sequence = header.sequence + 1
         self.end_ms = header.end_ms
+
+    def extend(self, covered: CoveredTime) -> None:
+        """Add the next blocks, of which the first ones may be known already."""
+        if covered.next_sequence <= self._next_sequence:
+            return
+        self._follow(covered.first_sequence, covered.begin_ms)
+        for gap in covered.gaps:
+            self.add_gap(Gap(*gap))
+        self._next_sequence = covered.next_sequence
+        self.end_ms = covered.end_ms
+
+    def summary(self) -> CoveredTime:
+        """Return what `extend` of another object adds."""
+        return CoveredTime(
+            self.broker_id,
+            self.incarnation,
+            self.first_sequence,
+            self._next_sequence,
+            self.begin_ms,
+            self.end_ms,
+            self.gaps,
+        )
+
+    def _follow(self, sequence: int, begin_ms: int) -> None:
+        if self._next_sequence < 0:
+            self.first_sequence, self.begin_ms = sequence, begin_ms
+        elif sequence > self._next_sequence:
+            self.add_gap(Gap(self.end_ms, begin_ms, -1))
 
     def add_gap(self, gap: Gap) -> None:
         """Add a gap; beyond `GAPS_MAX`, extend the last one."""

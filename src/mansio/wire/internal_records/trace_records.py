@@ -207,6 +207,17 @@ class TraceBlock:
         for number in range(self.header.entries):
             yield self._entry(number)
 
+    def bounds(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield, for each index entry, the key of its partition (topic id and number, 20 bytes), and the bounds of the
+        offsets."""
+        ids = [self._topic_id(number) for number in range(self.header.topics)]
+        data = self._data[self._entries_position : self._rows_position]
+        try:
+            for topic, partition, _, first, end, _ in ENTRY.iter_unpack(data):
+                yield ids[topic] + partition.to_bytes(4, "big"), first, end
+        except IndexError as damage:
+            raise CorruptMessage("an entry of a trace block has an unknown topic") from damage
+
     def _entry(self, number: int) -> IndexEntry:
         position, size = self._entries_position, ENTRY.size
         topic, partition, row, first, end, epoch = ENTRY.unpack_from(self._data, position + number * size)
