@@ -116,6 +116,9 @@ def test_expiry_redrive_delay_positions_and_deletion_are_in_the_timeline(broker:
     delivered = client.admin.traces.record("late", 0, message.offset)
     assert [kind for kind, _ in events(delivered)] == ["published", "accepted", "due", "position-committed"]
     assert delivered.events[3].group == "readers"
+    former = client.admin.traces.record("late", 0, accepted.offset)
+    assert events(former) == [("published", 0), ("due", 0)]
+    assert former.events[1].detail == f"delivered as the record at offset {message.offset}"
     assert delivered.certain
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mansio.ports import Clock, Scheduler
     from mansio.state.trace.coverage import Coverage, TracedRow
 
-HIDDEN_GROUP: Final = "(no right to describe the group)"
+HIDDEN_GROUP: Final = "(no right to describe group {})"
 
 
 class TraceService:
@@ -155,19 +155,19 @@ class TraceService:
         return {self._node_id} if self._peers is None else set(self._topics.state.brokers)
 
     def _visible(self, caller: Caller, rows: Iterable[TracedRow]) -> list[TracedRow]:
-        """Return the rows, those of groups that the caller may not describe without names."""
-        allowed: dict[str, bool] = {"": True}
+        """Return the rows, those of groups that the caller may not describe with numbers instead of names."""
+        hidden: dict[str, str] = {}
+        allowed = {""}
         found = []
         for each in rows:
             group = each.row.group
-            if group not in allowed:
-                allowed[group] = self._authorization.allows(
-                    caller, Operation.DESCRIBE, ResourceType.GROUP, group
-                )
-            if allowed[group]:
-                found.append(each)
-            else:
-                found.append(each._replace(row=each.row._replace(group=HIDDEN_GROUP, who="")))
+            if group not in allowed and group not in hidden:
+                if self._authorization.allows(caller, Operation.DESCRIBE, ResourceType.GROUP, group):
+                    allowed.add(group)
+                else:
+                    hidden[group] = HIDDEN_GROUP.format(len(hidden) + 1)
+            row = each.row._replace(group=hidden[group], who="") if group in hidden else each.row
+            found.append(each._replace(row=row))
         return found
 
     async def _ask(

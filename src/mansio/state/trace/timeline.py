@@ -35,6 +35,7 @@ KIND_NAMES: Final = {
     rows.RENEWED: "renewed",
     rows.DISCARDED: "discarded",
     rows.DELETED: "deleted",
+    rows.DUE: "due",
     rows.POSITION: "position-committed",
     rows.LOADED: "state-loaded",
     rows.UNKNOWN_OUTCOME: "outcome-unknown",
@@ -43,7 +44,6 @@ KIND_NAMES: Final = {
 
 ACCEPTED: Final = "accepted"
 ABORTED: Final = "aborted"
-DUE: Final = "due"
 REPLICATED: Final = "replicated"
 KEPT: Final = "kept"
 
@@ -212,7 +212,7 @@ def _delay_events(facts: RecordFacts, published: TraceEvent | None) -> list[Trac
     detail = f"as a delayed record, at offset {facts.accepted_offset}"
     events = [TraceEvent(ACCEPTED, at_ms, detail=detail, is_computed=True)]
     if not facts.is_pending:
-        events.append(TraceEvent(DUE, facts.due_ms, is_computed=True))
+        events.append(TraceEvent(KIND_NAMES[rows.DUE], facts.due_ms, is_computed=True))
     return events
 
 
@@ -222,6 +222,8 @@ def _group_events(offset: int, found: Sequence[TracedRow]) -> list[TraceEvent]:
     states: dict[str, tuple[int, int]] = {}
     events: list[TraceEvent] = []
     positions: list[TraceEvent] = []
+    has_left = any(each.row.kind == rows.DUE and each.row.first == offset for each in found)
+    """Whether the record was delayed and has another offset now: positions pass an offset without a record."""
     for each in found:
         row = each.row
         if (
@@ -230,6 +232,8 @@ def _group_events(offset: int, found: Sequence[TracedRow]) -> list[TraceEvent]:
         ):
             continue
         if row.kind == rows.POSITION:
+            if has_left:
+                continue
             detail = f"position {row.first + row.size}"
             positions.append(TraceEvent(KIND_NAMES[row.kind], row.time_ms, row.group, 0, row.who, detail))
             continue
@@ -241,6 +245,8 @@ def _group_events(offset: int, found: Sequence[TracedRow]) -> list[TraceEvent]:
                 continue
             detail = f"after a change of the leader: {_STATES.get(row.cause, 'done')}"
             states[row.group] = (row.cause, row.attempt)
+        elif row.kind == rows.DUE:
+            detail = f"delivered as the record at offset {row.extra}"
         else:
             detail = _DETAILS.get((row.kind, row.cause), "")
             if row.kind in (rows.RELEASED, rows.EXPIRED) and row.extra > row.time_ms:

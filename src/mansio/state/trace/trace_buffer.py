@@ -18,6 +18,7 @@ from mansio.state.trace.share_rows import NO_ROW, kind_of
 from mansio.wire.internal_records.trace_records import (
     CONTINUED,
     CONTROL_KINDS,
+    DUE,
     ENDED,
     LED,
     LED_WITHOUT_TRACE,
@@ -176,6 +177,12 @@ class PartitionTrace:
         if offset > max(before, 0):
             first = max(before, 0)
             self._add_row(POSITION, now_ms, first, offset - first, group=group)
+
+    def report_due(self, accepted: Sequence[int], first: int, now_ms: int) -> None:
+        """Report that the delayed records that were accepted at these offsets are appended at the offsets from `first`
+        on."""
+        for offset, each in enumerate(accepted, first):
+            self._add_row(DUE, now_ms, each, 1, extra=offset)
 
     def report_led(self, now_ms: int, *, is_turned_on: bool, is_off: bool) -> None:
         """Report that this broker leads the partition from now on. `is_turned_on`: and that its trace was off before;

@@ -46,6 +46,7 @@ REDRIVEN: Final = 9
 RENEWED: Final = 10
 DISCARDED: Final = 11
 DELETED: Final = 12
+DUE: Final = 13
 POSITION: Final = 14
 LOADED: Final = 15
 LED: Final = 16
@@ -70,7 +71,7 @@ class TraceRow(NamedTuple):
     `cause`: why, as far as the kind has several causes; of `LOADED` the delivery state. `attempt`: number of
     deliveries. `group`, `who`: names, "" for none; `who` is a member, or the client that has published. `time_ms`:
     since the Unix epoch. `extra`: of `PUBLISHED`, the time of the last record; of `RELEASED` and `EXPIRED`, the time at
-    which the records are offered again; otherwise -1.
+    which the records are offered again; of `DUE`, the offset at which the delayed record is delivered; otherwise -1.
     """
 
     kind: int

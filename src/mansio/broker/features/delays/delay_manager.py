@@ -275,6 +275,8 @@ class DelayManager(AppendFeature):
 
         def done(end_offset: int) -> None:
             self._delivered_end = end_offset
+            if partition.trace is not None:
+                partition.trace.report_due(ids, end_offset - len(ids), now_ms)
 
         def failed() -> None:
             self.view.put_back(due, ids)
