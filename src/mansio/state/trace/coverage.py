@@ -56,10 +56,10 @@ class Coverage:
         self.is_live = False
         """Whether the process runs, and has written everything up to now."""
 
-    def add(self, header: BlockHeader) -> None:
-        """Add the next block, or one that was written twice."""
+    def add(self, header: BlockHeader) -> bool:
+        """Add the next block, or one that was written twice. Return whether it is a new one."""
         if header.sequence < self._next_sequence:
-            return
+            return False
         if self._next_sequence < 0:
             self.begin_ms = header.begin_ms
         elif header.sequence > self._next_sequence:
@@ -68,6 +68,7 @@ class Coverage:
             self.add_gap(Gap(header.begin_ms, header.end_ms, header.dropped))
         self._next_sequence = header.sequence + 1
         self.end_ms = header.end_ms
+        return True
 
     def add_gap(self, gap: Gap) -> None:
         """Add a gap; beyond `GAPS_MAX`, extend the last one."""
