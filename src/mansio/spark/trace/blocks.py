@@ -55,6 +55,9 @@ KIND_COLUMN_NAMES: Final = [
 ]
 """Names of the kinds of rows, by number."""
 
+_IS_CONTROL: Final = np.zeros(256, np.bool_)
+_IS_CONTROL[[*CONTROL_KINDS]] = True
+
 NAME_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 
 TRACE_SCHEMA: Final = pa.schema(
@@ -85,13 +88,41 @@ the number `sequence`. A row about a partition has no offsets: `last_offset` is 
 """
 
 
-class TraceSelection(NamedTuple):
+class TraceSelection:
     """The rows to decode: those about partitions of a topic, by partition with the first and the end of the offsets,
     that have one of these kinds. Rows about the partitions themselves are selected, whatever the offsets."""
 
-    topic_id: bytes
-    ranges: Mapping[int, tuple[int, int]]
-    kinds: Collection[int]
+    __slots__ = ("_bounds", "_kinds", "_partitions", "topic_id")
+
+    def __init__(
+        self, topic_id: bytes, ranges: Mapping[int, tuple[int, int]], kinds: Collection[int]
+    ) -> None:
+        self.topic_id = topic_id
+        self._partitions = np.array(sorted(ranges), np.int64)
+        self._bounds = np.array([ranges[each] for each in sorted(ranges)], np.int64)
+        self._kinds = np.zeros(256, np.bool_)
+        self._kinds[[*kinds]] = True
+
+    def entries(self, topic: int, entries: NDArray[Any]) -> NDArray[np.int64]:
+        """Return which index entries may have selected rows. `topic`: number of the topic in the block."""
+        first, end, is_known = self._ranges(entries["partition"])
+        wanted = (entries["topic"] == topic) & is_known & (entries["first"] < end) & (entries["end"] > first)
+        return np.flatnonzero(wanted)
+
+    def rows(self, rows: NDArray[Any], partitions: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return whether each row of selected entries, about these partitions, is selected."""
+        first, end, _ = self._ranges(partitions)
+        touches = (rows["first"] < end) & (rows["first"] + rows["size"] > first)
+        chosen: NDArray[np.bool_] = (self._kinds[rows["kind"]] & touches) | _IS_CONTROL[rows["kind"]]
+        return chosen
+
+    def _ranges(self, partitions: NDArray[Any]) -> tuple[Any, Any, NDArray[np.bool_]]:
+        """Return the first and the end offset of the range of each partition, and whether it has one."""
+        if len(self._partitions) == 1:
+            first, end = self._bounds[0]
+            return first, end, partitions == self._partitions[0]
+        places = np.minimum(np.searchsorted(self._partitions, partitions), len(self._partitions) - 1)
+        return self._bounds[places, 0], self._bounds[places, 1], self._partitions[places] == partitions
 
 
 class BlockRows(NamedTuple):
@@ -125,17 +156,13 @@ def select_rows(block: TraceBlock, selection: TraceSelection | None = None) -> B
         raise CorruptMessage("the index of a trace block refers to rows that it does not have")
     chosen = np.arange(len(entries))
     if selection is not None:
-        first, end, is_known = _bounds(entries["partition"], selection.ranges)
-        wanted = (entries["topic"] == topic) & is_known & (entries["first"] < end) & (entries["end"] > first)
-        chosen = np.flatnonzero(wanted)
+        chosen = selection.entries(topic, entries)
         if not len(chosen):
             return None
     numbers = np.repeat(chosen, counts[chosen])
     rows = np.frombuffer(block.packed_rows(), ROW_DTYPE)[spans(begins[chosen], counts[chosen])]
     if selection is not None:
-        first, end, _ = _bounds(entries["partition"][numbers], selection.ranges)
-        touches = (rows["first"] < end) & (rows["first"] + rows["size"].astype(np.int64) > first)
-        keep = (np.isin(rows["kind"], [*selection.kinds]) & touches) | np.isin(rows["kind"], [*CONTROL_KINDS])
+        keep = selection.rows(rows, entries["partition"][numbers])
         rows, numbers = rows[keep], numbers[keep]
     if not len(rows):
         return None
@@ -145,17 +172,6 @@ def select_rows(block: TraceBlock, selection: TraceSelection | None = None) -> B
     if entries["topic"][numbers].max() >= header.topics:
         raise CorruptMessage("the index of a trace block has an unknown topic")
     return BlockRows(header, rows, entries[numbers], block.topic_ids(), names)
-
-
-def _bounds(
-    partitions: NDArray[Any], ranges: Mapping[int, tuple[int, int]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the first and the end offset of the range of each partition, and whether it has one."""
-    known = np.array(sorted(ranges), np.int64)
-    places = np.searchsorted(known, partitions)
-    places = np.minimum(places, len(known) - 1)
-    bounds = np.array([ranges[int(each)] for each in known], np.int64)
-    return bounds[places, 0], bounds[places, 1], known[places] == partitions
 
 
 def decode_blocks(blocks: Iterable[TraceBlock], topics: Mapping[bytes, str] | None = None) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from mansio.spark.arrow.schema import TIMESTAMP_TYPE
-from mansio.spark.trace.blocks import KIND_COLUMN_NAMES, name_column, spans
+from mansio.spark.trace.blocks import KIND_COLUMN_NAMES, name_column, spans, to_columns
 from mansio.state.share_partition.types import ACQUIRED, ARCHIVING
 from mansio.state.trace.coverage import TracedRow
 from mansio.state.trace.timeline import (
@@ -28,6 +28,7 @@ from mansio.state.trace.timeline import (
     STATE_AFTER,
     coverage_gaps,
     find_leaderships,
+    gap_changes,
     unknown_outcome,
 )
 from mansio.wire.internal_records import trace_records as kinds
@@ -176,7 +177,7 @@ class PartitionDeliveries:
         self._wanted = wanted
         self._coverage = coverage
         self._now_ms = now_ms
-        table = pa.Table.from_batches(batches)
+        table = pa.Table.from_batches(batches or [to_columns([])])
         order = np.lexsort((_integers(table, "incarnation"), _integers(table, "leader_epoch")))
         names = table.select(("group", "member")).unify_dictionaries()
         groups, self._groups = _codes(names["group"])
@@ -217,7 +218,9 @@ class PartitionDeliveries:
         )
         self._published = rows.take(np.flatnonzero(rows.kind == kinds.PUBLISHED))
         self._rows = rows.take(np.flatnonzero(np.isin(rows.kind, GROUP_KINDS)))
+        self._changes_ms = np.array(gap_changes(self._leaderships, coverage), np.int64)
         self._gaps: dict[int, tuple[str, ...]] = {_NONE: (NO_PUBLICATION,)}
+        """Why rows may be missing since a time, by the number of changes before it; -1: since an unknown time."""
 
     def batches(self, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Yield the deliveries with the columns of `DELIVERY_SCHEMA`, by offset and group in their order, at most
@@ -332,8 +335,13 @@ class PartitionDeliveries:
     ) -> tuple[NDArray[np.int32], list[tuple[str, ...]]]:
         """Return why the trace of each record may lack something: its number in the list of different answers.
         `record`, `at`: the rows about the records."""
-        begins_ms, numbers = np.unique(published_ms, return_inverse=True)
-        answers = [self._gaps_since(int(each)) for each in begins_ms]
+        intervals = np.searchsorted(self._changes_ms, published_ms, "right")
+        intervals = np.where(published_ms >= 0, intervals, _NONE)
+        found, firsts, numbers = np.unique(intervals, return_index=True, return_inverse=True)
+        answers = [
+            self._gaps_since(interval, int(published_ms[at]))
+            for interval, at in zip(found.tolist(), firsts.tolist(), strict=True)
+        ]
         codes = numbers.astype(np.int32)
         is_unknown = self._rows.kind[at] == kinds.UNKNOWN_OUTCOME
         for one, row in zip(record[is_unknown].tolist(), at[is_unknown].tolist(), strict=True):
@@ -343,11 +351,11 @@ class PartitionDeliveries:
             codes[one] = len(answers) - 1
         return codes, answers
 
-    def _gaps_since(self, begin_ms: int) -> tuple[str, ...]:
-        found = self._gaps.get(begin_ms)
+    def _gaps_since(self, interval: int, begin_ms: int) -> tuple[str, ...]:
+        found = self._gaps.get(interval)
         if found is None:
             gaps = coverage_gaps(begin_ms, self._leaderships, self._coverage, self._now_ms)
-            found = self._gaps[begin_ms] = tuple(dict.fromkeys(gaps))
+            found = self._gaps[interval] = tuple(dict.fromkeys(gaps))
         return found
 
 

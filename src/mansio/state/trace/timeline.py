@@ -377,6 +377,13 @@ def coverage_gaps(
     return gaps
 
 
+def gap_changes(leaderships: Iterable[Leadership], coverage: Iterable[Coverage]) -> list[int]:
+    """Return the times at which the result of `coverage_gaps` changes, in ascending order: it is the same for all
+    `begin_ms` from one of them to below the next one."""
+    begins = {each.begin_ms for each in leaderships}
+    return sorted(begins | {gap.end_ms + 1 for each in coverage for gap in each.gaps})
+
+
 def find_leaderships(found: Iterable[TracedRow]) -> list[Leadership]:
     """Return who led the partition, in the order of leader epochs, which is that of the rows."""
     leaderships: list[Leadership] = []
