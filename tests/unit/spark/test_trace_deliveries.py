@@ -22,7 +22,7 @@ from mansio.spark.trace.deliveries import (
 from mansio.state.trace.coverage import Coverage
 from mansio.wire.internal_records.trace_records import TraceBlock
 from support.tiers import repetitions, tier
-from support.traced_history import TOPIC_ID, History
+from support.traced_history import GROUP, TOPIC_ID, History
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,21 +83,23 @@ def from_timeline(timeline: Timeline) -> Iterator[Expected]:
 
 
 def columns(history: History, wanted: DeliveryRange = DeliveryRange(), rows_max: int = 1_000) -> pa.Table:  # noqa: B008
-    """The deliveries of a history, from its blocks."""
+    """The deliveries of a history, from its blocks. Those of later processes are read first, as from another partition
+    of the trace."""
     coverage: dict[tuple[int, int], Coverage] = {}
-    batches = []
+    found: list[tuple[tuple[int, int], pa.RecordBatch]] = []
     for data in history.log:
         block = TraceBlock(data)
         process = (block.header.broker_id, block.header.incarnation)
         if coverage.setdefault(process, Coverage(*process)).add(block.header):
             selection = TraceSelection(TOPIC_ID, {0: (wanted.first, wanted.end)}, DELIVERY_KINDS)
             rows = select_rows(block, selection)
-            batches.append(to_columns([] if rows is None else [rows]))
+            found.append((process, to_columns([] if rows is None else [rows])))
     live = (history.process.broker_id, history.process.incarnation)
     for one in coverage.values():
         one.is_live = (one.broker_id, one.incarnation) == live
-    found = PartitionDeliveries("orders", 0, batches, tuple(coverage.values()), history.now_ms, wanted)
-    return pa.Table.from_batches(found.batches(rows_max), DELIVERY_SCHEMA)
+    batches = [batch for process in reversed(coverage) for of, batch in found if of == process]
+    read = PartitionDeliveries("orders", 0, batches, tuple(coverage.values()), history.now_ms, wanted)
+    return pa.Table.from_batches(read.batches(rows_max), DELIVERY_SCHEMA)
 
 
 def shown(table: pa.Table) -> list[Expected]:
@@ -143,6 +145,23 @@ def test_deliveries_are_those_of_the_timelines(disturbances: bool) -> None:
     assert {"acknowledged", "released", "expired", "rejected", "None", "certain"} <= counts.keys(), counts
     if disturbances:
         assert counts["uncertain"] > 0 < counts["without a row of the delivery"], counts
+
+
+def test_changes_of_which_the_outcome_is_unknown_make_their_records_uncertain() -> None:
+    history = History(Random(5))
+    history.run(80, disturbances=False)
+    assert history.trace is not None
+    history.trace.report_unknown(GROUP, [(1, 2, 1), (2, 2, 1)], history.now_ms)
+    history.tick(1)
+    history.trace.report_unknown("another", [(2, 3, 1)], history.now_ms)
+    history.flush()
+    found = shown(columns(history))
+    assert found == [
+        each for _, timeline in sorted(history.timelines().items()) for each in from_timeline(timeline)
+    ]
+    reasons = {each.offset: len(each.uncertainties) for each in found}
+    assert (reasons[1], reasons[2], reasons[3]) == (1, 2, 1)
+    assert {each.offset for each in found if not each.certain} == {1, 2, 3}
 
 
 def test_small_pieces_give_the_same_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
