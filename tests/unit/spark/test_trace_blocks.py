@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,3 +101,15 @@ def test_a_shortened_block_is_an_error(found: Found, data: st.DataObject) -> Non
     part = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(CorruptMessage):
         decode_blocks([TraceBlock(part)])
+
+
+@given(partitions.filter(bool), st.data())
+def test_a_damaged_block_is_an_error_or_has_other_rows(found: Found, data: st.DataObject) -> None:
+    damaged = bytearray(encoded(found))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    ranges = {partition: (0, 1 << 41) for _, partition in found}
+    with contextlib.suppress(CorruptMessage):
+        decode_blocks([TraceBlock(bytes(damaged))])
+    with contextlib.suppress(CorruptMessage):
+        select_rows(TraceBlock(bytes(damaged)), TraceSelection(b"a" * 16, ranges, {PUBLISHED}))
