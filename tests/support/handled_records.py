@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import mansio
 from mansio.client.types import OutgoingRecord
 from support.machine import scaled
 from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 ENDS: Final = ("released", "expired", "acknowledged", "rejected", "attempts-used-up")
 
@@ -41,40 +45,45 @@ def prepare(servers: str, topic: str, group: str) -> None:
     wait_until(is_dead_lettered, scaled(20))
 
 
-def of_timelines(servers: str, topic: str) -> list[tuple[Any, ...]]:
-    """The deliveries of all records, from the timelines that the broker reports."""
-    found: list[tuple[Any, ...]] = []
-    with mansio.blocking.connect(servers) as client:
-        for partition in range(2):
-            for offset in range(3):
-                trace = client.admin.traces.record(topic, partition, offset)
-                published = trace.events[0].time
-                for group in sorted({each.group for each in trace.events if each.group}):
-                    events = [each for each in trace.events if each.group == group]
-                    for event in events:
-                        if event.kind == "delivered":
-                            end = next(
-                                (e for e in events if e.kind in ENDS and e.attempt == event.attempt), None
-                            )
-                            found.append(
-                                (
-                                    partition,
-                                    offset,
-                                    group,
-                                    event.attempt,
-                                    event.who,
-                                    published,
-                                    event.time,
-                                    end and end.time,
-                                    end and end.kind,
-                                    event.wait_ms,
-                                    trace.certain,
-                                )
-                            )
-    return sorted(found)
-
+RECORDS: Final = tuple((partition, offset) for partition in range(2) for offset in range(3))
+"""Partitions and offsets of the records of `prepare`."""
 
 COLUMNS: Final = (
     "partition", "offset", "group", "attempt", "member", "published_at", "delivered_at", "ended_at", "end", "wait_ms",
-    "certain",
+    "uncertainties", "certain",
 )  # fmt: skip
+"""Columns of the deliveries that timelines have."""
+
+
+def of_timelines(
+    servers: str, topic: str, records: Sequence[tuple[int, int]] = RECORDS
+) -> list[tuple[Any, ...]]:
+    """The deliveries of records (partition and offset), from the timelines that the broker reports, with `COLUMNS`."""
+    found: list[tuple[Any, ...]] = []
+    with mansio.blocking.connect(servers) as client:
+        for partition, offset in records:
+            trace = client.admin.traces.record(topic, partition, offset)
+            published = trace.events[0].time
+            for group in {each.group for each in trace.events if each.group}:
+                events = [each for each in trace.events if each.group == group]
+                for event in events:
+                    if event.kind != "delivered":
+                        continue
+                    ends = [each for each in events if each.kind in ENDS and each.attempt == event.attempt]
+                    end = ends[0] if ends else None
+                    of = (partition, offset, group, event.attempt, event.who, published, event.time)
+                    ended = (None, None) if end is None else (end.time, end.kind)
+                    found.append((*of, *ended, event.wait_ms, trace.uncertainties, trace.certain))
+    return sorted(found)
+
+
+def as_timelines(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Rows of deliveries in the form of `of_timelines`; times without a zone are in UTC."""
+    return sorted(
+        tuple(_plain({**row, "uncertainties": tuple(row["uncertainties"])}[name]) for name in COLUMNS)
+        for row in rows
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value

@@ -6,26 +6,25 @@ from __future__ import annotations
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 import mansio
 from mansio.config.topic_names import TRACE_TOPIC
 from mansio.errors import TopicAuthorizationFailed
-from mansio.spark.options import SourceOptions
 from mansio.spark.sync_client import close_sync_clients
 from mansio.spark.trace import delivery_reader
-from mansio.spark.trace.deliveries import DELIVERY_SCHEMA
-from mansio.spark.trace.delivery_reader import DeliveryReader
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.testing import TestBroker
-from support.handled_records import COLUMNS, of_timelines, prepare
+from support.handled_records import as_timelines, of_timelines, prepare
 from support.process import served
+from support.read_deliveries import deliveries
 from support.record_rights import RecordRights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import pyarrow as pa
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +33,8 @@ def clients() -> Iterator[None]:
     close_sync_clients()
 
 
-def deliveries(servers: str, topic: str, **options: str) -> pa.Table:
-    """The deliveries of a topic, read by all tasks one after the other."""
-    chosen = {"kafka.bootstrap.servers": servers, "subscribe": topic, "deliveries": "true", **options}
-    reader = DeliveryReader(SourceOptions.parse(chosen), DELIVERY_SCHEMA.names)
-    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
-    return pa.Table.from_batches(batches, DELIVERY_SCHEMA)
-
-
 def shown(table: pa.Table) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row[name] for name in COLUMNS) for row in table.to_pylist())
+    return as_timelines(table.to_pylist())
 
 
 @pytest.mark.row("S7")

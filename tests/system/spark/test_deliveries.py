@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from mansio.cli.main import app
 from mansio.pipelines.trace_report import report_topics, summarize
 from mansio.spark.topic_views import register_topics
-from support.handled_records import COLUMNS, handle, of_timelines, prepare
+from support.handled_records import as_timelines, handle, of_timelines, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +35,8 @@ def test_deliveries_are_those_of_the_timelines_and_join_with_the_topic(
 ) -> None:
     servers, topic, group = broker_process.bootstrap_servers, topic_name("in"), topic_name("group")
     prepare(servers, topic, group)
-    found = [
-        tuple(each.replace(tzinfo=UTC) if isinstance(each, datetime) else each for each in row)
-        for row in read(spark, servers, topic).select(*COLUMNS).collect()
-    ]
     expected = of_timelines(servers, topic)
-    assert sorted(found) == expected
+    assert as_timelines(row.asDict() for row in read(spark, servers, topic).collect()) == expected
     assert len(expected) >= 11
     assert all(row[-1] for row in expected)
 
