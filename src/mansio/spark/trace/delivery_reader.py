@@ -20,6 +20,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import compute
 from pyspark.sql.datasource import DataSourceReader
 
 from mansio.config.topic_names import TRACE_TOPIC
@@ -47,7 +49,6 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
     from mansio.spark.options import SourceOptions
@@ -64,10 +65,10 @@ ROWS_MAX: Final = 1 << 20
 
 
 class _Pass(NamedTuple):
-    """What one pass through the trace log has found: the selected rows, by block, and what is known of the processes
-    that have written it. `is_complete`: it has not ended because of too many rows."""
+    """What one pass through the trace log has found: the selected rows (`TRACE_SCHEMA`), and what is known of the
+    processes that have written it. `is_complete`: it has not ended because of too many rows."""
 
-    rows: Sequence[BlockRows]
+    rows: Sequence[pa.RecordBatch]
     coverage: Sequence[Coverage]
     is_complete: bool
     end_ms: int
@@ -152,17 +153,15 @@ class DeliveryReader(DataSourceReader):
         is_divisible = len(wanted) > 1 or any(end - first > 1 for first, end in ranges.values())
         selection = TraceSelection(topic_id, ranges, DELIVERY_KINDS)
         coverage: dict[tuple[int, int], Coverage] = {}
-        found: list[BlockRows] = []
+        found: list[pa.RecordBatch] = []
         count = 0
         for part in parts:
             for batch in read_range(options, ("value",), part):
-                for value in batch.column(0):
-                    rows = _add_block(value.as_buffer(), selection, coverage)
-                    if rows is not None:
-                        found.append(rows)
-                        count += len(rows.rows)
-                        if count > ROWS_MAX and is_divisible:
-                            return _Pass(found, (), is_complete=False, end_ms=0)
+                added = [_add_block(value.as_buffer(), selection, coverage) for value in batch.column(0)]
+                found.append(to_columns([each for each in added if each is not None]))
+                count += found[-1].num_rows
+                if count > ROWS_MAX and is_divisible:
+                    return _Pass(found, (), is_complete=False, end_ms=0)
         _mark_live(coverage, client)
         return _Pass(found, tuple(coverage.values()), is_complete=True, end_ms=int(time.time() * 1000))
 
@@ -231,7 +230,9 @@ def _mark_live(coverage: Mapping[tuple[int, int], Coverage], client: SyncClient)
         each.is_live = broker in client.cluster.nodes and latest[broker] == incarnation
 
 
-def _split(wanted: Mapping[int, DeliveryRange], rows: Sequence[BlockRows]) -> list[dict[int, DeliveryRange]]:
+def _split(
+    wanted: Mapping[int, DeliveryRange], rows: Sequence[pa.RecordBatch]
+) -> list[dict[int, DeliveryRange]]:
     """Return the selection, of more than one record, in two parts. `rows`: those of which there are too many."""
     partitions = sorted(wanted)
     if len(partitions) > 1:
@@ -239,8 +240,8 @@ def _split(wanted: Mapping[int, DeliveryRange], rows: Sequence[BlockRows]) -> li
         return [{one: wanted[one] for one in part} for part in (partitions[middle:], partitions[:middle])]
     (partition,) = partitions
     bounds = wanted[partition]
-    offsets = np.concatenate([each.rows["first"][each.rows["size"] > 0] for each in rows])
-    middle = int(np.median(np.clip(offsets.astype(np.int64), bounds.first + 1, bounds.end - 1)))
+    offsets = np.concatenate([each.column("first_offset").to_numpy() for each in rows])
+    middle = int(np.median(np.clip(offsets, bounds.first + 1, bounds.end - 1)))
     return [{partition: bounds._replace(first=middle)}, {partition: bounds._replace(end=middle)}]
 
 
@@ -249,13 +250,6 @@ def _deliveries(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the deliveries of the partitions."""
     for partition, bounds in sorted(wanted.items()):
-        chosen = [
-            each._replace(rows=each.rows[at], entries=each.entries[at])
-            for each in read.rows
-            if (at := each.entries["partition"] == partition).any()
-        ]
-        if chosen:
-            batches = [to_columns(chosen)]
-            yield from PartitionDeliveries(
-                topic, partition, batches, read.coverage, read.end_ms, bounds
-            ).batches(rows_max)
+        chosen = [each.filter(compute.equal(each.column("partition"), partition)) for each in read.rows]
+        found = PartitionDeliveries(topic, partition, chosen, read.coverage, read.end_ms, bounds)
+        yield from found.batches(rows_max)
