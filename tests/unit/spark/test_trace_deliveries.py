@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mansio.state.trace.timeline import Timeline, TraceEvent
 
-HISTORIES = {"test": 40, "full": 500, "nightly": 10_000}
+HISTORIES = {"test": 20, "full": 500, "nightly": 10_000}
 LEASE_ENDS = ("released", "expired", "acknowledged", "rejected", "attempts-used-up", "dead-lettered")
 END_KINDS = (*LEASE_ENDS, "discarded", "deleted")
 LEASED = "after a change of the leader: leased"
@@ -165,7 +165,7 @@ def test_changes_of_which_the_outcome_is_unknown_make_their_records_uncertain() 
 
 
 def test_small_pieces_give_the_same_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(10):
+    for seed in range(5):
         history = History(Random(seed))
         history.run(80, disturbances=True)
         whole = columns(history)
