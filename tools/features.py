@@ -83,7 +83,7 @@ FEATURES = {
         "S4": "Archive and live log in one read",
         "S5": "Replay of an Iceberg snapshot of the archive into a topic",
         "S6": "Dead-letter triage and redrive",
-        "S7": "Trace analytics",
+        "S7": "Trace analytics: deliveries as a table, percentiles of waits",
         "S8": "Hot keys and skew",
         "S9": "Compaction at scale",
         "S10": "Mirror",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.config.topic_names import TRACE_TOPIC
 from mansio.state.authorization.acl_words import adding_command, word_of
 from mansio.state.authorization.acls import (
     WILDCARD,
@@ -48,6 +49,7 @@ class Job(StrEnum):
     HOT_KEYS = "hot-keys"
     SCHEMA_CHECK = "schema-check"
     DLQ = "dlq"
+    TRACE_REPORT = "trace-report"
     LAG = "lag"
     RELEASE = "release"
 
@@ -128,6 +130,7 @@ _RIGHTS: Final[Mapping[Job, tuple[Right, ...]]] = {
     Job.HOT_KEYS: (_READ_TOPIC,),
     Job.SCHEMA_CHECK: (_READ_TOPIC,),
     Job.DLQ: (_READ_TOPIC,),
+    Job.TRACE_REPORT: (_READ_TOPIC, Right(Operation.READ, ResourceType.TOPIC, TRACE_TOPIC)),
     Job.LAG: (
         Right(Operation.DESCRIBE, ResourceType.GROUP, pipeline_group_id(""), is_prefix=True),
         Right(Operation.DESCRIBE, ResourceType.TOPIC, TOPIC),

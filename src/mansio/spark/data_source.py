@@ -19,6 +19,8 @@ from mansio.errors import ConfigError
 from mansio.spark.planned_source import PlannedSource
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import pyarrow as pa
     from pyspark.sql.datasource import (
         DataSourceReader,
@@ -43,8 +45,13 @@ class MansioSource(PlannedSource):
         """Return the Spark schema of the columns that the options select."""
         from mansio.schemas.column_types import spark_type
         from mansio.spark.arrow.schema import spark_schema
-        from mansio.spark.options import DECODED_COLUMNS, ERROR_COLUMN, selected_columns
+        from mansio.spark.options import DECODED_COLUMNS, ERROR_COLUMN, reads_deliveries, selected_columns
 
+        if reads_deliveries(self.options):
+            from mansio.spark.trace.deliveries import DELIVERY_SPARK_TYPES
+
+            self._source_options()
+            return ", ".join(f"`{name}` {kind}" for name, kind in DELIVERY_SPARK_TYPES.items())
         types = self._decoded_types()
         texts = []
         for name in selected_columns(self.options):
@@ -60,6 +67,12 @@ class MansioSource(PlannedSource):
 
         self._begin_plan()
         options = with_decoded_types(self._source_options(), schema)
+        if options.is_deliveries:
+            from mansio.spark.trace.deliveries import DELIVERY_SPARK_TYPES
+            from mansio.spark.trace.delivery_reader import DeliveryReader
+
+            columns = checked_schema(schema, DELIVERY_SPARK_TYPES, owner="deliveries have")
+            return DeliveryReader(options, columns)
         if options.is_table:
             from mansio.spark.source.archived_topic import TopicTableReader
 
@@ -143,13 +156,21 @@ def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ..
     known |= decoded
     for name in RECORD_SCHEMA.names:
         known[name] = spark_schema((name,)).removeprefix(f"{name} ").replace(": ", ":").replace(", ", ",")
+    return checked_schema(schema, known, free=tuple(decoded))
+
+
+def checked_schema(
+    schema: StructType, known: Mapping[str, str], *, owner: str = "a topic has", free: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Check a schema against the known columns and their Spark types, and return its column names. The types of the
+    columns `free` may be others. Raises `ConfigError`."""
     for field in schema.fields:
         expected_type = known.get(field.name)
         if expected_type is None:
             raise ConfigError(
-                f"a topic has no column {field.name}: correct the schema; there are {', '.join(known)}"
+                f"{owner} no column {field.name}: correct the schema; there are {', '.join(known)}"
             )
-        if field.name not in decoded and field.dataType.simpleString() != expected_type:
+        if field.name not in free and field.dataType.simpleString() != expected_type:
             raise ConfigError(
                 f"column {field.name} is {expected_type}, not {field.dataType.simpleString()}: correct the schema, and"
                 " cast in the query"

@@ -72,6 +72,7 @@ SOURCE_OPTION_NAMES: Final = (
     "onUnreadable",
     "topicIds",
     "asTable",
+    "deliveries",
     "warehouse",
     "catalog",
     "schemaRegistry",
@@ -241,6 +242,8 @@ class SourceOptions:
     decoded: tuple[DecodedColumn, ...] = ()
     is_table: bool = False
     """Whether a batch read has the whole topic as of the time at which its tasks run."""
+    is_deliveries: bool = False
+    """Whether a batch read has the deliveries of the topic's records instead of the records."""
     warehouse: str = ""
     """Warehouse of the topic's archive: archived records are read from it, the others from the log."""
     catalog: str | None = None
@@ -282,12 +285,14 @@ class SourceOptions:
             topic_ids=parse_topic_texts("topicIds", text) if (text := raw.text("topicIds")) else {},
             decoded=_decoded_columns(raw),
             is_table=raw.flag("asTable"),
+            is_deliveries=raw.flag(DELIVERIES_OPTION),
             warehouse=(raw.text("warehouse") or "").strip(),
             catalog=raw.text("catalog"),
             security=raw.security(),
             creates_token=raw.optional_flag(CREATE_TOKEN_OPTION),
         )
         _check_table_options(raw, parsed, streaming=streaming)
+        _check_delivery_options(raw, parsed, streaming=streaming)
         if parsed.aligned is not None and parsed.offsets_per_trigger_max is None:
             raise ConfigError(
                 "option alignedInputs needs option maxOffsetsPerTrigger, the limit of all inputs"
@@ -547,6 +552,49 @@ def _check_table_options(raw: _RawOptions, options: SourceOptions, *, streaming:
     for name in AS_TABLE_EXCLUDED:
         if raw.text(name) is not None:
             raise ConfigError(f"option {name} cannot be used with asTable, which reads the whole topic")
+
+
+DELIVERIES_OPTION: Final = "deliveries"
+
+RECORD_OPTIONS: Final = (
+    "columns",
+    "includeHeaders",
+    "asTable",
+    "warehouse",
+    "catalog",
+    "onUnreadable",
+    "isolation.level",
+    "kafka.isolation.level",
+    "maxRecordsPerPartition",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "schemaRegistry",
+    *(f"{side}{part}" for side in ("key", "value") for part in ("Format", "Schema", "Message", "Subject")),
+)
+"""Options that concern the content of records, and cannot be used with `deliveries`."""
+
+
+def is_record_option(name: str) -> bool:
+    """Whether an option, in any case, cannot be used with `deliveries`."""
+    return name.lower() in {one.lower() for one in RECORD_OPTIONS}
+
+
+def reads_deliveries(options: Mapping[str, str]) -> bool:
+    """Whether the options of a reader select deliveries instead of records. Other options are not checked."""
+    return _RawOptions(options, SOURCE_OPTION_NAMES).flag(DELIVERIES_OPTION)
+
+
+def _check_delivery_options(raw: _RawOptions, options: SourceOptions, *, streaming: bool) -> None:
+    if not options.is_deliveries:
+        return
+    if streaming:
+        raise ConfigError("option deliveries is for batch reads: leave it out")
+    topics = {*options.subscription.topics, *(one.topic for one in options.subscription.partitions)}
+    if len(topics) != 1:
+        raise ConfigError("option deliveries needs option subscribe or assign with a single topic")
+    for name in RECORD_OPTIONS:
+        if raw.text(name) is not None:
+            raise ConfigError(f"option {name} cannot be used with deliveries, which has no records")
 
 
 def decoded_columns(options: Mapping[str, str]) -> tuple[DecodedColumn, ...]:

@@ -4,6 +4,9 @@ A view is a temporary one of the session. It reads `format("mansio")` with the o
 and offsets for each query. Spark's catalog cannot hold such a table: when a table is read, Spark 4.1 to 4.3 do not pass
 its options to a data source in Python.
 
+Beside the view of a topic there can be one of the deliveries of its records, with `$deliveries` behind its name. It is
+joined with the topic by partition and offset, also of records that only the archive has.
+
 Invariants:
 * The columns are determined when the view is created; register the topic again to see later fields of its schema.
 """
@@ -11,10 +14,15 @@ Invariants:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConfigError
-from mansio.spark.options import BOOTSTRAP_SERVERS_OPTION, SourceOptions
+from mansio.spark.options import (
+    BOOTSTRAP_SERVERS_OPTION,
+    DELIVERIES_OPTION,
+    SourceOptions,
+    is_record_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_]")
+DELIVERIES_SUFFIX: Final = "$deliveries"
 
 
 def register_topics(
@@ -32,6 +41,7 @@ def register_topics(
     warehouse: str | None = None,
     catalog: str | None = None,
     options: Mapping[str, str] | None = None,
+    deliveries: bool = False,
 ) -> dict[str, str]:
     """Make each topic a temporary view of the session, with the columns of `format("mansio")`. Returns the view's name
     by topic: the topic's name, with `_` for characters that a name of Spark SQL cannot have.
@@ -39,6 +49,10 @@ def register_topics(
     `warehouse`, `catalog`: of the archives; archived records are read from them. Without a warehouse a view has the
     records of the log. `options`: further options of a batch read (`valueFormat`, `schemaRegistry`, `columns`, ...). A
     temporary view of the same name is replaced.
+
+    `deliveries`: also make the deliveries of each topic's records a view, whose name is that of the topic's view with
+    `$deliveries` behind it; SQL needs backquotes around it. A query of it needs READ on `__mansio_trace`, too. Options
+    about the content of records do not apply to it.
 
     Raises `ConfigError`, and the errors of `format("mansio")` as Spark reports them.
     """
@@ -59,9 +73,16 @@ def register_topics(
             **({} if warehouse is None else {"warehouse": _location(warehouse)}),
             **({} if catalog is None else {"catalog": catalog}),
         }
-        SourceOptions.parse(chosen)
-        spark.read.format("mansio").options(**chosen).load().createOrReplaceTempView(name)
+        _register(spark, name, chosen)
+        if deliveries:
+            shared = {key: text for key, text in chosen.items() if not is_record_option(key)}
+            _register(spark, f"{name}{DELIVERIES_SUFFIX}", {**shared, DELIVERIES_OPTION: "true"})
     return names
+
+
+def _register(spark: SparkSession, name: str, options: Mapping[str, str]) -> None:
+    SourceOptions.parse(options)
+    spark.read.format("mansio").options(**options).load().createOrReplaceTempView(f"`{name}`")
 
 
 def _location(warehouse: str) -> str:

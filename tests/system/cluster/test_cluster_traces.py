@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio import blocking
+from mansio.spark.sync_client import close_sync_clients
 from support.cluster import cluster
+from support.handled_records import as_timelines, of_timelines
 from support.machine import scaled
+from support.read_deliveries import deliveries
 from support.waiting import wait_until
 from system.cluster.load import create_topic
 
@@ -44,12 +47,24 @@ def publish_and_accept(one: Cluster) -> list[int]:
     return offsets
 
 
+def check_deliveries(one: Cluster, node_id: int, offsets: list[int]) -> None:
+    """The deliveries that Spark reads are those of the timelines."""
+    servers, records = one.brokers[node_id].bootstrap_servers, list(enumerate(offsets))
+    try:
+        rows = deliveries(servers, TOPIC).to_pylist()
+    finally:
+        close_sync_clients()
+    expected = of_timelines(servers, TOPIC, records)
+    assert len(expected) >= len(records)
+    assert as_timelines(each for each in rows if (each["partition"], each["offset"]) in records) == expected
+
+
 def done(found: mansio.RecordTrace) -> list[str]:
     return [each.kind for each in found.events if not each.is_computed and each.kind != "state-loaded"]
 
 
 @pytest.mark.full
-@pytest.mark.row("T1", "C5")
+@pytest.mark.row("T1", "C5", "S7")
 @pytest.mark.timeout(300)
 def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_path: Path) -> None:
     with cluster(tmp_path) as one:
@@ -60,6 +75,7 @@ def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_p
                 found = traced(one, node_id, partition, offset)
                 assert done(found) == DONE
                 assert found.certain, found.uncertainties
+        check_deliveries(one, one.leader(TOPIC), before)
 
         stopped = one.leader(TOPIC)
         one.brokers[stopped].stop()
@@ -68,6 +84,7 @@ def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_p
         found = traced(one, other, 0, before[0])
         assert done(found) == DONE
         assert found.certain, f"broker {stopped} was stopped in an orderly way: {found.uncertainties}"
+        check_deliveries(one, other, before)
         one.start(stopped)
         one.wait_in_sync(TOPIC)
 
@@ -78,6 +95,7 @@ def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_p
         found = traced(one, stopped, 0, before[0])
         assert done(found) == DONE
         assert any(f"broker {killed} stopped after" in each for each in found.uncertainties), found
+        check_deliveries(one, stopped, before)
         after = publish_and_accept(one)
         found = traced(one, stopped, 0, after[0])
         assert done(found) == DONE

@@ -1,4 +1,5 @@
-"""The examples of docs/how-to/pipelines.md, run as they stand and in their order, and the README's one with Spark.
+"""The examples of docs/how-to/pipelines.md, run as they stand and in their order, and those with Spark of the page
+about history and of the README.
 
 Commands run in this process, where the session of these tests is found and used: a session for each would cost half a
 minute. Only the address of the broker is another one, and the way to the warehouse: Spark's own processes were started
@@ -62,6 +63,7 @@ EXPECTED = {
     "schema-check": "",
     "dead-letters": "",
     "dlq": "REDRIVEN",
+    "trace-report": "desk",
     "lag": "mansio.pipeline.archive-flights",
     "release": "HELD",
 }
@@ -156,6 +158,29 @@ def command(line: str) -> str:
     if done.exit_code:
         raise AssertionError(f"{line}: {done.exit_code}: {done.output}") from done.exception
     return str(done.output)
+
+
+@pytest.mark.full
+@pytest.mark.row("S7")
+@pytest.mark.usefixtures("spark")
+def test_the_examples_about_deliveries_show_the_ones_of_the_record(
+    second_broker: ServedBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", second_broker.bootstrap_servers)
+    found = examples("docs/how-to/history.md")
+    for name in ("python", "deliveries"):
+        execute(found[name][1].replace(BOOTSTRAP, second_broker.bootstrap_servers))
+    shown = capsys.readouterr().out
+    assert re.search(r"some pears\|1 +\|released\|by the member\|\d+ +\|\d+ +\|true", shown), shown
+    assert re.search(r"some pears\|2 +\|rejected\|NULL", shown), shown
+    report = command(found["trace-report"][1].strip())
+    assert "certain: nothing is missing" in report
+    assert re.search(r"orders +billing +2 +- +1 ", report), report
+    assert (tmp_path / "waits.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.full

@@ -50,8 +50,9 @@ def test_archive_union_and_replay_with_public_names(
         assert bytes.fromhex(table.topic_id) == client.admin.describe_topic(topic).topic_id
     options = {"kafka.bootstrap.servers": servers}
     assert mansio.spark.read_topic_as_table(spark, topic, table, options).count() == RECORDS + 1
-    names = mansio.spark.register_topics(spark, [topic], servers, warehouse=warehouse)
+    names = mansio.spark.register_topics(spark, [topic], servers, warehouse=warehouse, deliveries=True)
     assert present(spark.sql(f"select count(*) from {names[topic]}").first())[0] == RECORDS + 1
+    assert spark.table(f"`{names[topic]}$deliveries`").count() == 0
     spark.catalog.dropTempView(names[topic])
     selection = mansio.spark.Selection(partitions=frozenset([0]), starts={0: 1})
     assert (selection.ends, selection.from_us, selection.to_us) == (None, None, None)

@@ -8,17 +8,14 @@ from collections import Counter
 
 import pytest
 
+from mansio.pipelines.bar_charts import Bar, Chart, render_svg, render_text
 from mansio.pipelines.hot_keys import (
-    Bar,
-    Chart,
     HotKeys,
     KeyLoad,
     PartitionLoad,
     assess_skew,
     hot_key_charts,
     key_label,
-    render_svg,
-    render_text,
 )
 from mansio.wire.murmur2 import partition_for_key
 

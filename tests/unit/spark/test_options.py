@@ -265,3 +265,13 @@ def test_credentials_of_the_environment_are_in_the_options_and_not_shown(
     assert "s3cret" not in repr(parsed)
     with pytest.raises(ConfigError, match="must not contain credentials"):
         SourceOptions.parse({**options, "schemaRegistry": "http://u:p@h:1"})
+
+
+def test_options_of_records_are_refused_for_deliveries() -> None:
+    chosen = {"kafka.bootstrap.servers": "127.0.0.1:1", "deliveries": "true", "subscribe": "a"}
+    assert SourceOptions.parse(chosen).is_deliveries
+    for more in ({"columns": "key"}, {"asTable": "true"}, {"subscribe": "a,b"}, {"includeHeaders": "true"}):
+        with pytest.raises(ConfigError, match="deliveries"):
+            SourceOptions.parse({**chosen, **more})
+    with pytest.raises(ConfigError, match="batch reads"):
+        SourceOptions.parse(chosen, streaming=True)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptMessage
+from mansio.state.trace.trace_buffer import OFFSET_MAX
 from mansio.wire.internal_records.trace_index_records import (
     CoveredTime,
     IndexRecord,
@@ -18,6 +19,7 @@ from mansio.wire.internal_records.trace_index_records import (
     is_index_record,
 )
 from mansio.wire.internal_records.trace_records import (
+    CONTROL_KINDS,
     HEADER,
     LED,
     PUBLISHED,
@@ -63,12 +65,18 @@ def encoded(found: dict[tuple[bytes, int], list[TraceRow]]) -> bytes:
             partition,
             7,
             b"".join(ROW.pack(*each) for each in each_rows),
-            min(each.first for each in each_rows),
-            max(each.first + each.size for each in each_rows),
+            *bounds(each_rows),
         )
         for (topic_id, partition), each_rows in found.items()
     ]
     return encode_block(header(sequence=3, broker_id=2), parts, NAMES)
+
+
+def bounds(found: list[TraceRow]) -> tuple[int, int]:
+    """Bounds of the offsets; a row about the partition concerns all."""
+    if any(each.kind in CONTROL_KINDS for each in found):
+        return 0, OFFSET_MAX
+    return min(each.first for each in found), max(each.first + each.size for each in found)
 
 
 def named(row: TraceRow) -> TraceRow:

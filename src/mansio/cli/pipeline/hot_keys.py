@@ -61,7 +61,8 @@ def hot_keys(
         skip_check=skip_check,
         conf=conf,
     )
-    from mansio.pipelines.hot_keys import assess_skew, count_topic, hot_key_charts, render_svg
+    from mansio.pipelines.bar_charts import render_svg
+    from mansio.pipelines.hot_keys import assess_skew, count_topic, hot_key_charts
 
     found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, measures_bytes=by_bytes)
     assessment = assess_skew(found)
@@ -93,7 +94,8 @@ def _as_json(topic: str, found: HotKeys, assessment: SkewAssessment) -> dict[str
 
 
 def _show(found: HotKeys, assessment: SkewAssessment, top: int) -> None:
-    from mansio.pipelines.hot_keys import hot_key_charts, render_text
+    from mansio.pipelines.bar_charts import render_text
+    from mansio.pipelines.hot_keys import hot_key_charts
 
     for chart in hot_key_charts(found, assessment, top):
         print("\n".join(render_text(chart)))

@@ -14,12 +14,12 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader
 
 from mansio.errors import ConfigError, TopicRecreated
 from mansio.iceberg.archive.parquet_writer import SOURCE_COLUMN_NAMES
@@ -39,26 +39,20 @@ from mansio.spark.source.offsets import (
     offsets_for_times,
     resolve_ranges,
 )
-from mansio.spark.source.read_plan import OffsetRange, plan_ranges
+from mansio.spark.source.read_plan import OffsetRange, PartitionShare, plan_ranges
 from mansio.spark.sync_client import sync_client
 from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pyspark.sql.datasource import InputPartition
+
     from mansio.iceberg.archive.table import ArchiveTable
     from mansio.spark.options import SourceOptions
     from mansio.wire.topic_partition import TopicPartition
 
 _TABLE_COLUMN_NAMES: Final = {source: table for table, source in SOURCE_COLUMN_NAMES.items()}
-
-
-@dataclass(frozen=True)
-class PartitionShare(InputPartition):
-    """Input of one task: the partitions whose index has the remainder `index` when divided by `count`."""
-
-    index: int
-    count: int
 
 
 def open_archive(options: SourceOptions) -> ArchiveTable:

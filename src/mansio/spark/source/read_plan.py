@@ -70,6 +70,15 @@ class TaskRanges(InputPartition):
     """As of `TaskRange`, for all ranges."""
 
 
+@dataclass(frozen=True)
+class PartitionShare(InputPartition):
+    """Input of one task that determines what it reads when it runs: the partitions whose index has the remainder
+    `index` when divided by `count`."""
+
+    index: int
+    count: int
+
+
 def group_short_ranges(ranges: Sequence[TaskRange]) -> list[TaskRanges]:
     """Group consecutive ranges of a plan into tasks of at most `GROUPED_OFFSETS_MAX` offsets. A longer range is a task
     of its own."""

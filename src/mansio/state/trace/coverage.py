@@ -59,15 +59,16 @@ class Coverage:
         self.is_live = False
         """Whether the process runs, and has written everything up to now."""
 
-    def add(self, header: BlockHeader) -> None:
-        """Add the next block, or one that was written twice."""
+    def add(self, header: BlockHeader) -> bool:
+        """Add the next block, or one that was written twice. Return whether it is a new one."""
         if header.sequence < self._next_sequence:
-            return
+            return False
         self._follow(header.sequence, header.begin_ms)
         if header.dropped:
             self.add_gap(Gap(header.begin_ms, header.end_ms, header.dropped))
         self._next_sequence = header.sequence + 1
         self.end_ms = header.end_ms
+        return True
 
     def extend(self, covered: CoveredTime) -> None:
         """Add the next blocks, of which the first ones may be known already."""

@@ -47,7 +47,7 @@ ABORTED: Final = "aborted"
 REPLICATED: Final = "replicated"
 KEPT: Final = "kept"
 
-_DETAILS: Final = {
+DETAILS: Final = {
     (rows.RELEASED, rows.BY_MEMBER): "by the member",
     (rows.RELEASED, rows.MEMBER_LEFT): "the member has left the group",
     (rows.EXPIRED, 0): "the lease has ended",
@@ -58,13 +58,14 @@ _DETAILS: Final = {
     (rows.DELETED, 0): "from the log, before it was done",
     (rows.UNKNOWN_OUTCOME, 0): "a change of state may be stored, or not",
 }
+"""Details of events by the kind and the cause of their rows."""
 _STATES: Final = {
     AVAILABLE: "available",
     ACQUIRED: "leased",
     ARCHIVING: "being copied to the dead-letter topic",
     ARCHIVED: "dead-lettered or discarded",
 }
-_STATE_AFTER: Final = {
+STATE_AFTER: Final = {
     rows.DELIVERED: ACQUIRED,
     rows.RENEWED: ACQUIRED,
     rows.RELEASED: AVAILABLE,
@@ -75,6 +76,11 @@ _STATE_AFTER: Final = {
     rows.DEAD_LETTERED: ARCHIVED,
     rows.DISCARDED: ARCHIVED,
 }
+"""Delivery state after a row of a kind. A `LOADED` row that repeats it is no event of its own."""
+
+NO_PUBLICATION: Final = (
+    "there is no row about its publication: it is older than the trace, or the trace was off"
+)
 _FINAL: Final = frozenset({"acknowledged", "dead-lettered", "discarded", "deleted", "position-committed"})
 
 
@@ -138,7 +144,7 @@ class Timeline:
         return not self.uncertainties
 
 
-class _Leadership:
+class Leadership:
     """The time in which one process led the partition in one leader epoch."""
 
     __slots__ = ("begin_ms", "end_ms", "epoch", "has_ended", "is_off", "process", "was_off")
@@ -248,11 +254,11 @@ def _group_events(offset: int, found: Sequence[TracedRow]) -> list[TraceEvent]:
         elif row.kind == rows.DUE:
             detail = f"delivered as the record at offset {row.extra}"
         else:
-            detail = _DETAILS.get((row.kind, row.cause), "")
+            detail = DETAILS.get((row.kind, row.cause), "")
             if row.kind in (rows.RELEASED, rows.EXPIRED) and row.extra > row.time_ms:
                 detail += f"; offered again after {_seconds(row.extra - row.time_ms)}"
-            if row.kind in _STATE_AFTER:
-                states[row.group] = (_STATE_AFTER[row.kind], row.attempt)
+            if row.kind in STATE_AFTER:
+                states[row.group] = (STATE_AFTER[row.kind], row.attempt)
         if row.who:
             members[key] = row.who
         who = row.who or ("" if row.kind == rows.REDRIVEN else members.get(key, ""))
@@ -295,11 +301,13 @@ def _computed(facts: RecordFacts) -> list[TraceEvent]:
 
 
 def _unknown_outcomes(events: Iterable[TraceEvent]) -> list[str]:
-    return [
-        f"at {_clock(each.time_ms)} a change of group {each.group!r} may be stored, or not"
-        for each in events
-        if each.kind == KIND_NAMES[rows.UNKNOWN_OUTCOME]
-    ]
+    unknown = KIND_NAMES[rows.UNKNOWN_OUTCOME]
+    return [unknown_outcome(each.group, each.time_ms) for each in events if each.kind == unknown]
+
+
+def unknown_outcome(group: str, time_ms: int) -> str:
+    """Return the uncertainty of a record of which a change may be stored, or not."""
+    return f"at {_clock(time_ms)} a change of group {group!r} may be stored, or not"
 
 
 # ------------------------------------------------------------------ certainty
@@ -321,12 +329,18 @@ def _gaps(
             ]
         if not facts.is_stored and offset >= facts.log_end:
             return [f"there is no record yet: the log ends at {facts.log_end}"]
-        return ["there is no row about its publication: it is older than the trace, or the trace was off"]
+        return [NO_PUBLICATION]
     if facts.is_pending:
         return []
-    begin_ms = published.time_ms
+    return coverage_gaps(published.time_ms, find_leaderships(found), coverage, now_ms)
+
+
+def coverage_gaps(
+    begin_ms: int, leaderships: Sequence[Leadership], coverage: Iterable[Coverage], now_ms: int
+) -> list[str]:
+    """Return why rows about a partition from `begin_ms` until now may be missing. `leaderships`: as `find_leaderships`
+    returns them."""
     processes = {(each.broker_id, each.incarnation): each for each in coverage}
-    leaderships = _leaderships(found)
     gaps: list[str] = []
     first = next((n for n, each in reversed([*enumerate(leaderships)]) if each.begin_ms <= begin_ms), None)
     if first is None:
@@ -369,13 +383,20 @@ def _gaps(
     return gaps
 
 
-def _leaderships(found: Sequence[TracedRow]) -> list[_Leadership]:
-    """Return who led the partition, in the order of leader epochs."""
-    leaderships: list[_Leadership] = []
+def gap_changes(leaderships: Iterable[Leadership], coverage: Iterable[Coverage]) -> list[int]:
+    """Return the times at which the result of `coverage_gaps` changes, in ascending order: it is the same for all
+    `begin_ms` from one of them to below the next one."""
+    begins = {each.begin_ms for each in leaderships}
+    return sorted(begins | {gap.end_ms + 1 for each in coverage for gap in each.gaps})
+
+
+def find_leaderships(found: Iterable[TracedRow]) -> list[Leadership]:
+    """Return who led the partition, in the order of leader epochs, which is that of the rows."""
+    leaderships: list[Leadership] = []
     for each in found:
         row = each.row
         if row.kind == rows.LED:
-            leadership = _Leadership(each)
+            leadership = Leadership(each)
             last = leaderships[-1] if leaderships else None
             if row.cause != rows.CONTINUED or (last is None) or _key(last) != _key(leadership):
                 leaderships.append(leadership)
@@ -391,7 +412,7 @@ def _leaderships(found: Sequence[TracedRow]) -> list[_Leadership]:
     return leaderships
 
 
-def _key(leadership: _Leadership) -> tuple[tuple[int, int], int]:
+def _key(leadership: Leadership) -> tuple[tuple[int, int], int]:
     return leadership.process, leadership.epoch
 
 

@@ -227,8 +227,8 @@ class TraceBlock:
             row_end = ENTRY.unpack_from(self._data, position + (number + 1) * size)[2]
         return IndexEntry(self._topic_id(topic), partition, epoch, row, row_end - row, first, end)
 
-    def entries_of(self, topic_id: bytes, partition: int) -> Iterator[IndexEntry]:
-        """Yield the index entries of a partition: more than one if it was led in several epochs."""
+    def topic_number(self, topic_id: bytes) -> int:
+        """Return the number of a topic in the index entries, -1 if the block has no rows about it."""
         low, high = 0, self.header.topics
         while low < high:
             middle = (low + high) // 2
@@ -236,9 +236,26 @@ class TraceBlock:
                 low = middle + 1
             else:
                 high = middle
-        if low == self.header.topics or self._topic_id(low) != topic_id:
+        return low if low < self.header.topics and self._topic_id(low) == topic_id else -1
+
+    def topic_ids(self) -> Sequence[bytes]:
+        """Return the ids of the topics in the order of their numbers."""
+        return [self._topic_id(number) for number in range(self.header.topics)]
+
+    def packed_entries(self) -> memoryview:
+        """Return all index entries as they are stored, to read many at once."""
+        return self._data[self._entries_position : self._rows_position]
+
+    def packed_rows(self) -> memoryview:
+        """Return all rows as they are stored, to read many at once. Their names are numbers in `names`, from 1 on."""
+        return self._data[self._rows_position : self._names_position]
+
+    def entries_of(self, topic_id: bytes, partition: int) -> Iterator[IndexEntry]:
+        """Yield the index entries of a partition: more than one if it was led in several epochs."""
+        topic = self.topic_number(topic_id)
+        if topic < 0:
             return
-        wanted, topic = (low, partition), low
+        wanted = (topic, partition)
         low, high = 0, self.header.entries
         position, size = self._entries_position, ENTRY.size
         while low < high:
@@ -282,7 +299,7 @@ class TraceBlock:
 
     def rows_of_group(self, group: str, kinds: Collection[int]) -> Iterator[tuple[IndexEntry, TraceRow]]:
         """Yield the rows of these kinds about a group, with their entries. Raises `CorruptMessage`."""
-        names = self._all_names()
+        names = self.names()
         if group not in names:
             return
         wanted = names.index(group) + 1
@@ -294,7 +311,8 @@ class TraceBlock:
                     if each.kind in kinds and each.group == group:
                         yield entry, each
 
-    def _all_names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
+        """Return the names of groups, members and publishers. Raises `CorruptMessage`."""
         if self._names is None:
             self._names = self._decode_names()
         return self._names
@@ -302,7 +320,7 @@ class TraceBlock:
     def _name(self, number: int) -> str:
         if not number:
             return ""
-        names = self._all_names()
+        names = self.names()
         if number > len(names):
             raise CorruptMessage("a row of a trace block has an unknown name")
         return names[number - 1]
