@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +20,13 @@ from mansio.spark.trace.blocks import (
     select_rows,
     to_columns,
 )
+from mansio.spark.trace.delivery_reader import _add_block
+from mansio.wire.internal_records.trace_index_records import IndexRecord, encode_index_record
 from mansio.wire.internal_records.trace_records import CONTROL_KINDS, LED, PUBLISHED, TraceBlock, TraceRow
 from unit.wire.test_trace_records import encoded, partitions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from mansio.state.trace.coverage import Coverage
 
 TOPICS = {b"a" * 16: "orders"}
 Found = dict[tuple[bytes, int], list[TraceRow]]
@@ -113,3 +117,12 @@ def test_a_damaged_block_is_an_error_or_has_other_rows(found: Found, data: st.Da
         decode_blocks([TraceBlock(bytes(damaged))])
     with contextlib.suppress(CorruptMessage):
         select_rows(TraceBlock(bytes(damaged)), TraceSelection(b"a" * 16, ranges, {PUBLISHED}))
+
+
+def test_index_records_between_the_blocks_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    record = IndexRecord(0, 128, -1, (), b"", array("I", [0]), array("q"))
+    coverage: dict[tuple[int, int], Coverage] = {}
+    selection = TraceSelection(b"t" * 16, {0: (0, 10)}, {1})
+    assert _add_block(pa.py_buffer(encode_index_record(record)), selection, coverage) is None
+    assert not coverage
+    assert not caplog.records

@@ -51,7 +51,7 @@ QUEUE_ROWS_MAX: Final = 100_000
 """Number of rows that wait to be written; more are dropped."""
 
 RETRY_MS_MIN: Final = 200.0
-RETRY_MS_MAX: Final = 10_000.0
+RETRY_MS_MAX: Final = 2_000.0
 LOGGED_FAILURE: Final = 5
 CLOSE_MS: Final = 2_000.0
 REFUSALS_MAX: Final = 10

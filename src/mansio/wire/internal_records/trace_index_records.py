@@ -29,6 +29,7 @@ INDEX_VERSION: Final = 128
 KEY_BYTES: Final = 20
 """Size of the key of a partition: its topic id and its number."""
 
+_VERSION_BYTE: Final = INDEX_VERSION.to_bytes(1, "big")
 _HEADER: Final = Struct(">BxxxqqqIII")
 _COVERED: Final = Struct(">iqqqqqI")
 _GAP: Final = Struct(">qqq")
@@ -83,7 +84,7 @@ def encode_index_record(record: IndexRecord) -> bytes:
 
 def is_index_record(data: Buffer) -> bool:
     """Whether the value of a record of the trace has the version of index records."""
-    return len(data) > 0 and data[0] == INDEX_VERSION
+    return bytes(data[:1]) == _VERSION_BYTE
 
 
 def decode_index_record(data: Buffer) -> IndexRecord:
