@@ -146,8 +146,11 @@ class WorkerProcess:
         """End the child, if there is one. Return its exit code."""
         if self._socket is None:
             return None
-        self._socket.close()
+        self._socket.close()  # ends a child that waits for a job
         self._socket = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S_MAX):
+                return await self._child.wait()
         return await self._child.stop(wait_s=STOP_S_MAX)
 
     def _end_idle(self) -> None:
