@@ -895,7 +895,7 @@ class Log:
         return search_plan.plan_search(self._segments, self._files, offset, end_offset, files_max)
 
     def bytes_between(self, offset: int, end_offset: int) -> int:
-        """Return about how many bytes the batches of a range of offsets have. Raises `StorageError`."""
+        """Return about how many bytes the batches of a range of offsets have."""
         return search_plan.bytes_between(self._segments, self._files, offset, end_offset)
 
     # Verification before the first delivery (see `verification`)

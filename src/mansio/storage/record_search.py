@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.batch.record_reader import RecordLocation
 
-CHUNK_BYTES: Final = 1 << 20
-"""Bytes after which the budget is checked."""
+CHUNK_BYTES: Final = 128 << 10
+"""Bytes after which the budget is checked, and other processes go first."""
 
 SKIPPED_MAX: Final = 100
 """Ranges of offsets that one call skips at most."""

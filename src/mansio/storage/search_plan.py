@@ -49,15 +49,18 @@ def plan_search(
 
 def bytes_between(segments: SegmentList, files: FileCache, offset: int, end_offset: int) -> int:
     """Return about how many bytes the batches of a range of offsets have: up to an interval of the index less or more
-    at each end. Raises `StorageError`."""
+    at each end, or a whole segment whose index cannot be read."""
     total = 0
     for segment in segments.segments_from(offset):
         if segment.base_offset >= end_offset:
             break
         begin, end = 0, segment.size
-        if segment.base_offset < offset:
-            begin = files.index(segment).position_before_offset(offset - segment.base_offset)
-        if end_offset < segment.end_offset:
-            end = files.index(segment).position_before_offset(end_offset - segment.base_offset)
+        try:
+            if segment.base_offset < offset:
+                begin = files.index(segment).position_before_offset(offset - segment.base_offset)
+            if end_offset < segment.end_offset:
+                end = files.index(segment).position_before_offset(end_offset - segment.base_offset)
+        except StorageError:
+            pass  # the search of the segment reports it
         total += max(end - begin, 0)
     return total

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mansio.errors import CorruptLog
+from mansio.storage import record_search
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.record_search import (
     DAMAGED,
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.ports import DiskFile
+    from mansio.storage.index import SparseIndex
+    from mansio.storage.segment import Segment
     from mansio.wire.batch.record_batch import NewRecord
     from mansio.wire.batch.record_reader import Record
 
@@ -157,14 +162,22 @@ asked_for = st.builds(
     st.sampled_from([1, 2, 1000]),
     st.sampled_from([1, 100]),
     st.booleans(),
+    st.sampled_from([1, 300, 1 << 17]),
 )
 def test_a_search_finds_what_a_scan_of_all_records_finds(
-    stored: list[bytes], asked: Asked, segment_bytes: int, matches_max: int, files_max: int, is_slow: bool
+    stored: list[bytes],
+    asked: Asked,
+    segment_bytes: int,
+    matches_max: int,
+    files_max: int,
+    is_slow: bool,
+    chunk_bytes: int,
 ) -> None:
     log = Log.open(SimulatedDisk(), ManualClock(), "/data/p", LogSettings(segment_bytes=segment_bytes))
     for each in stored:
         append(log, each)
-    found, skipped = find(log, asked, matches_max=matches_max, files_max=files_max, is_slow=is_slow)
+    with patch.object(record_search, "CHUNK_BYTES", chunk_bytes):
+        found, skipped = find(log, asked, matches_max=matches_max, files_max=files_max, is_slow=is_slow)
     assert found == expected(log, asked)
     assert not skipped
 
@@ -225,3 +238,31 @@ def test_a_segment_that_retention_deletes_during_a_step_is_still_read() -> None:
         Asked().task(0)._replace(end_offset=6), plan.files, partial(read_file, plan.opened), lambda: 0.0
     )
     assert [offset for offset, _ in result.matches] == list(range(6))
+
+
+def test_a_segment_that_cannot_be_opened_is_skipped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log.open(SimulatedDisk(), ManualClock(), "/data/p", LogSettings(segment_bytes=200))
+    for _ in range(6):
+        append(log, build_batch([(1000, KEY, b"v" * 100, ())]))
+    damaged = log._segments.segments[2]
+    files = log._files
+    open_file, load_index = files.file, files.index
+
+    def file(segment: Segment) -> DiskFile:
+        if segment is damaged:
+            raise CorruptLog("it is missing")
+        return open_file(segment)
+
+    def index(segment: Segment) -> SparseIndex:
+        file(segment)
+        return load_index(segment)
+
+    monkeypatch.setattr(files, "file", file)
+    monkeypatch.setattr(files, "index", index)
+    plan = log.plan_search(0, 6, 10)
+    assert plan.skipped == [SkippedOffsets(2, 3, "it is missing")]
+    task = Asked().task(0)._replace(end_offset=6)
+    result = search_files(task, plan.files, partial(read_file, plan.opened), lambda: 0.0)
+    assert [offset for offset, _ in result.matches] == [0, 1, 3, 4, 5]
+    assert result.next_offset == 6
+    assert log.bytes_between(0, 3) == 3 * damaged.size
