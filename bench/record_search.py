@@ -1,10 +1,10 @@
 """`python -m bench.record_search`: a search by key through a log in the page cache, and what others pay meanwhile.
 
-A broker in a process of its own has `--megabytes` of records (before compression) in batches of 1,000 records of about
-1 kB: JSON-like values, keys in turns. A key that no record has is searched, so everything is read: seconds of each
-search, and the processor time of the process that searches. Then another client produces one record after the other
-with acks=1 to another topic, alternately without and with searches: the ratio of the 99th percentiles of the pairs,
-median and extremes.
+A broker in a process of its own has `--megabytes` of records (before compression) in batches of 128 KiB, of records of
+about 1 kB: JSON-like values, keys in turns. A key that no record has is searched, so everything is read: seconds of
+each search, and the processor time of the process that searches. Then another client produces one record after the
+other with acks=1 to another topic, alternately without and with searches: the ratio of the 99th percentiles of the
+pairs, median and extremes.
 
     --megabytes N  1024 by default; the data is removed at the end
     --rounds N     searches per codec, and pairs: 5 by default
@@ -51,7 +51,7 @@ def values(chance: random.Random) -> list[bytes]:
 
 
 def fill(client: mansio.blocking.Client, topic: str, codec: str, megabytes: int) -> None:
-    options = mansio.ProducerOptions(acks=1, codec=codec, batch_bytes_max=1 << 20)  # type: ignore[arg-type]
+    options = mansio.ProducerOptions(acks=1, codec=codec)  # type: ignore[arg-type]
     chance = random.Random(1)
     batches = [
         [
