@@ -265,13 +265,15 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
 @pytest.mark.row("T1")
 def test_the_examples_about_history_work_in_their_order(bench: Bench) -> None:
     found = examples("docs/how-to/history.md")
-    assert list(found) == ["python", "shell"]
+    assert list(found) == ["python", "shell", "find", "search"]
     run_in_order(
         bench,
         found,
         {
             "python": "delivered 1\nreleased 1\ndelivered 2\nrejected 2\n",
             "shell": "certain: nothing is missing",
+            "find": "0 1 ",
+            "search": '"kind": "published"',
         },
     )
 
