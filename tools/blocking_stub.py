@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import re
 import textwrap
 from collections import defaultdict
 from typing import Any
@@ -37,6 +38,9 @@ IMPORTED = {
     "timedelta": "datetime",
 }
 """Names in annotations that are neither public names of Mansio nor built in, with their modules."""
+
+_GENERATOR = re.compile(r"AsyncGenerator\[(.*), None\]")
+"""What an asynchronous generator returns; the blocking method returns an iterator."""
 
 MODULES = ("builtins", "ssl")
 """Modules whose attributes annotations use."""
@@ -86,6 +90,7 @@ def _definition(name: str, value: Any) -> str:
 
 def _function(name: str, function: Any, *, in_class: type | None = None) -> str:
     text = public_api.signature(function, is_method=in_class is not None)
+    text = _GENERATOR.sub(r"Iterator[\1]", text)
     if in_class is not None:
         text = f"(self, {text[1:]}".replace("(self, )", "(self)")
         if "list" in vars(in_class):

@@ -115,7 +115,6 @@ PARTLY = {
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
-    "T1": "by offset, or as the last record that failed in a group; not by key or id yet",
     "T5": "trace context in Mansio's Python client, its transport for Celery and its pipelines",
     "T2": "for publishers that alternate with single records an append costs 20 % more; for one publisher and for "
     "batches the measurement is not exact enough",

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
     from mansio.client.admin.hot_partitions import HotKey, HotPartition, HotPartitions
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
+    from mansio.client.admin.record_search import FoundRecord, SearchProgress, SkippedRange
     from mansio.client.admin.schedules import CatchUp, Schedule, ScheduleAdmin
     from mansio.client.admin.shares import (
         LeasedRange,
@@ -143,6 +144,7 @@ __all__ = [
     "Delivery",
     "ElectionResult",
     "ElectionType",
+    "FoundRecord",
     "GroupDescription",
     "GroupExplanation",
     "GroupFinding",
@@ -199,11 +201,13 @@ __all__ = [
     "ResourceType",
     "Schedule",
     "ScheduleAdmin",
+    "SearchProgress",
     "ShareAdmin",
     "ShareGroupDescription",
     "ShareLeases",
     "ShareMember",
     "ShareOffset",
+    "SkippedRange",
     "SqsAccessKey",
     "StartAt",
     "TokenAdmin",
@@ -235,6 +239,7 @@ _HOT_PARTITIONS = "mansio.client.admin.hot_partitions"
 _REMEDIES = "mansio.state.hot_partitions.remedies"
 _DELAYS = "mansio.client.admin.delays"
 _TRACES = "mansio.client.admin.traces"
+_RECORD_SEARCH = "mansio.client.admin.record_search"
 _EXPLANATIONS = "mansio.client.admin.explanations"
 _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
@@ -335,6 +340,9 @@ _LAZY = {
     "RecordTrace": _TRACES,
     "TraceAdmin": _TRACES,
     "TraceEvent": _TRACES,
+    "FoundRecord": _RECORD_SEARCH,
+    "SearchProgress": _RECORD_SEARCH,
+    "SkippedRange": _RECORD_SEARCH,
     "Transaction": "mansio.client.transactions.transaction",
     "HangingTransaction": _TRANSACTIONS,
     "PartitionProducer": _TRANSACTIONS,

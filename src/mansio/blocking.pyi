@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, GroupDescription, GroupExplanation, GroupListings, HandlerMode, HangingTransaction, HeadersLike, HotPartitions, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, ResourceType, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, FoundRecord, GroupDescription, GroupExplanation, GroupListings, HandlerMode, HangingTransaction, HeadersLike, HotPartitions, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, ResourceType, Schedule, SearchProgress, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
 from typing import Literal, Self
 
@@ -833,6 +833,24 @@ class TraceAdmin:
     def last_failed(self, group: str) -> RecordTrace:
         """What has happened to the record that a share group has rejected, or used up the attempts of, last. It needs
         DESCRIBE for the group, too. Raises `ResourceNotFound` if the trace has no such record, and as `record`."""
+        ...
+
+    def find(self, topic: str, *, key: bytes | str | None = None, record_id: str | None = None, partition: int | None = None, since: datetime | None = None, until: datetime | None = None, limit: int | None = None, timeout_ms: float = 600000.0, on_progress: Callable[[SearchProgress], object] | None = None) -> Iterator[FoundRecord]:
+        """Find the records of a topic that have a key, or an id in the header `mansio-id`: the brokers read the log,
+        with the lowest priority, and the records come as they are found. It needs READ for the topic.
+
+        `partition`: None for all; that of the key by Kafka's partitioner is searched first. `since`, `until`: only
+        records with timestamps in this range; without `since`, an id is searched from ten minutes before its own time
+        on. `limit`: the number of records after which the search ends, 10 for a key and 1 for an id if it is None.
+        `on_progress` is called after each step. The search reads up to the high watermark that each partition has when
+        its search begins. Records that are still delayed are not found, those of open and aborted transactions are.
+
+        Raises `ValueError`, `UnknownTopicOrPartition`, `TopicAuthorizationFailed`, `RequestTimedOut` after
+        `timeout_ms`, and the error of a partition that cannot be searched, after all that was found in the others."""
+        ...
+
+    def search(self, topic: str, *, key: bytes | str | None = None, record_id: str | None = None, partition: int | None = None, since: datetime | None = None, until: datetime | None = None, limit: int | None = None, timeout_ms: float = 600000.0) -> Iterator[FoundRecord | SearchProgress]:
+        """As `find`, with the progress among what it yields."""
         ...
 
 class Transaction:

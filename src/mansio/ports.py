@@ -132,6 +132,22 @@ class Disk(Protocol):
         """Take the exclusive lock file at `path`, or raise `DataDirectoryLocked`."""
 
 
+class FileJob(NamedTuple):
+    """A job of a `FileWorker`: what the worker reads, and the open files that it is about."""
+
+    job: bytes
+    files: Sequence[DiskFile]
+
+
+class FileWorker(Protocol):
+    """Another process that does jobs on open files, one at a time."""
+
+    async def run(self, prepare: Callable[[], FileJob], *, timeout_ms: float) -> bytes:
+        """Call `prepare` when it is the turn of this job, and return the answer.
+
+        Raises `Unavailable` if the process fails, `RequestTimedOut`, and the errors of `prepare`."""
+
+
 class Clock(Protocol):
     """Clock. Wall time may jump; monotonic time never goes back and continues while the machine is suspended."""
 

@@ -192,6 +192,7 @@ class Program:
             assert message.timestamp > datetime.now(UTC) - HOUR
             headers: mansio.Headers = message.headers
             assert message.header("kind") == dict(headers).get("kind")
+            assert message.record_id is None
         assigned: list[mansio.TopicPartition] = []
         callback: mansio.RebalanceCallback = assigned.extend
         unreadable: list[mansio.errors.UnreadableRecords] = []
@@ -410,7 +411,28 @@ class Program:
         assert event.kind == "published"
         with pytest.raises(errors.ResourceNotFound):
             await done(traces.last_failed("nobody"))
+        await self.find_records(topic)
         await done(admin.delete_topic(topic))
+
+    async def find_records(self, topic: str) -> None:
+        traces = self.client.admin.traces
+        producer = self.client.producer(mansio.ProducerOptions(record_ids=True))
+        stored: mansio.RecordMetadata = await done(producer.publish(topic, b"v", key=b"k"))
+        await done(producer.close())
+        assert stored.record_id is not None
+        seen: list[mansio.SearchProgress] = []
+        for wanted in ({"key": b"k"}, {"record_id": stored.record_id}):
+            found: list[mansio.FoundRecord] = await listed(
+                traces.find(topic, **wanted, partition=0, limit=5, on_progress=seen.append)
+            )
+            assert [each.offset for each in found] == [stored.offset]
+            assert found[0].timestamp.timestamp() * 1000 == stored.timestamp_ms
+        skipped: tuple[mansio.SkippedRange, ...] = seen[-1].skipped
+        assert not skipped
+        with_progress = await listed(
+            traces.search(topic, key="k", since=datetime.now(UTC), timeout_ms=60_000)
+        )
+        assert [type(each) for each in with_progress] == [mansio.SearchProgress]
 
     async def manage_schedules(self) -> None:
         admin, topic = self.client.admin, f"{self.topic}-scheduled"
@@ -486,6 +508,11 @@ class Program:
 async def done(result: Any) -> Any:
     """The result of a call of either client."""
     return await result if inspect.iscoroutine(result) else result
+
+
+async def listed(items: Any) -> list[Any]:
+    """What an iterator of either client yields."""
+    return [each async for each in items] if hasattr(items, "__aiter__") else list(items)
 
 
 @asynccontextmanager

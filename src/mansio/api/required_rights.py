@@ -350,6 +350,7 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
         note="Groups that the user may not DESCRIBE are in the timeline without their names and members.",
     ),
     ApiKey.READ_TRACE: Row(_READS, _BROKERS, brokers_only=True),
+    ApiKey.SEARCH_RECORDS: Row(_READS, (_need(_READ_TOPIC, place=_WHOLE),)),
     ApiKey.EXPLAIN_GROUP: Row(
         _READS,
         (
@@ -442,6 +443,7 @@ HTTP: Final[Mapping[tuple[str, str], tuple[ApiKey, ...]]] = {
     ),
     ("GET", "/topics/{topic}/partitions/{partition}/records/{offset}/trace"): (_A.TRACE_RECORD,),
     ("GET", "/groups/{group}/last-failed/trace"): (_A.TRACE_RECORD,),
+    ("GET", "/topics/{topic}/search"): (_A.METADATA, _A.SEARCH_RECORDS),
     ("GET", "/cluster"): (_A.DESCRIBE_CLUSTER,),
     ("GET", "/cluster/hot-partitions"): (_A.DESCRIBE_HOT_PARTITIONS,),
 }
@@ -481,6 +483,7 @@ GRPC: Final[Mapping[str, tuple[ApiKey, ...]]] = {
     "FindHangingTransactions": (_A.METADATA, _A.DESCRIBE_PRODUCERS, _A.LIST_TRANSACTIONS),
     "AbortTransaction": (_A.DESCRIBE_PRODUCERS, _A.WRITE_TXN_MARKERS),
     "TraceRecord": (_A.TRACE_RECORD,),
+    "FindRecords": (_A.METADATA, _A.SEARCH_RECORDS),
 }
 """By method of the gRPC API."""
 

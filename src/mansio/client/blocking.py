@@ -41,7 +41,14 @@ from mansio.client.share import receiver_blocking
 from mansio.client.transactions import transaction as asyncio_transaction
 from mansio.client.types import Message, Publishable
 from mansio.errors import MansioError
-from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, blocking_function
+from mansio.net.blocking import (
+    BlockingProxy,
+    LoopThread,
+    PendingCall,
+    blocking,
+    blocking_function,
+    blocking_iterator,
+)
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
@@ -118,6 +125,8 @@ class TraceAdmin(BlockingProxy[asyncio_traces.TraceAdmin]):
 
     record = blocking(asyncio_traces.TraceAdmin.record)
     last_failed = blocking(asyncio_traces.TraceAdmin.last_failed)
+    find = blocking_iterator(asyncio_traces.TraceAdmin.find)
+    search = blocking_iterator(asyncio_traces.TraceAdmin.search)
 
 
 class DelayAdmin(BlockingProxy[asyncio_delays.DelayAdmin]):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
+from mansio.wire.batch.record_id_header import find_record_id
 from mansio.wire.topic_partition import TopicPartition
 
 __all__ = [
@@ -55,16 +56,22 @@ class Message(NamedTuple):
         """The value of the last header with the name `name`; None if there is no such header or its value is null."""
         return next((value for header, value in reversed(self.headers) if header == name), None)
 
+    @property
+    def record_id(self) -> str | None:
+        """The id that the producer has set (`ProducerOptions.record_ids`), the header `mansio-id`; None without one."""
+        return find_record_id(self.headers)
+
 
 class RecordMetadata(NamedTuple):
     """Partition, offset and timestamp of a published record. `offset` is -1 if the broker did not return the offset
     (acks=0, or a duplicate that it no longer remembers). For a delayed record, (partition, offset) is its id;
-    it is delivered at a later offset."""
+    it is delivered at a later offset. `record_id`: its id, if the producer sets ids (`ProducerOptions.record_ids`)."""
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
+    record_id: str | None = None
 
 
 class OutgoingRecord(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.ports import Background, Clock, Disk, Random, Scheduler
+    from mansio.ports import Background, Clock, Disk, FileWorker, Random, Scheduler
 
 
 class HostPorts(NamedTuple):
@@ -30,5 +30,7 @@ class HostPorts(NamedTuple):
     session_clock: Clock | None = None
     """Clock for the sessions of group members, if it is not `clock`: a test broker can advance its clock without
     them."""
+    file_worker: FileWorker | None = None
+    """Searches files in another process; None for a disk in memory, which is searched in this one."""
     processor_s: Callable[[], float] = lambda: 0.0
     """Returns the processor time that the process has used, in seconds; always 0 if it is not known."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
 SIGNAL_CHECK_S = 1.0
 """Interval at which a waiting thread wakes up to handle a signal that arrived just before the wait began; such a signal
@@ -278,6 +278,33 @@ def blocking_function(method: Callable[Concatenate[Any, P], R]) -> Callable[Conc
             outcome.set_result(method(self._original, *args, **kwargs))
 
         return self._thread.call(begin)
+
+    return call
+
+
+def blocking_iterator(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[R, None]],
+) -> Callable[Concatenate[Any, P], Iterator[R]]:
+    """Return the method of a `BlockingProxy` that iterates over an asynchronous generator of the original object. Its
+    arguments are checked at the first iteration. It ends early when nothing refers to it any more."""
+
+    @functools.wraps(method)
+    def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        async def begin() -> AsyncGenerator[R, None]:
+            return method(self._original, *args, **kwargs)
+
+        async def following() -> tuple[R, ...]:
+            async for each in items:
+                return (each,)
+            return ()
+
+        items = self._thread.run(begin())
+        try:
+            while found := self._thread.run(following()):
+                yield found[0]
+        finally:
+            if not self._thread.is_closed:
+                self._thread.run(items.aclose())
 
     return call
 

@@ -77,6 +77,7 @@ from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.reassignments import ReassignmentService
 from mansio.broker.services.recent_refusals import RecentRefusals
+from mansio.broker.services.record_search import RecordSearchService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
@@ -785,6 +786,12 @@ class BrokerRuntime:
                 topics=self.topics,
                 cluster=cluster,
                 scheduler=host_ports.scheduler,
+                authorization=authorization,
+            ),
+            record_search=RecordSearchService(
+                self.partitions,
+                worker=host_ports.file_worker,
+                clock=host_ports.clock,
                 authorization=authorization,
             ),
             traces=TraceService(

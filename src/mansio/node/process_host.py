@@ -14,7 +14,9 @@ from mansio.host.clock import HostClock, HostRandom, boot_id, processor_s
 from mansio.host.disk import HostDisk
 from mansio.host.host_ports import HostPorts
 from mansio.host.threads import BackgroundThread
+from mansio.host.worker_process import WorkerProcess
 from mansio.metadata.sqlite.store import SqliteStore
+from mansio.node.search_process import COMMAND
 from mansio.ports import complete_from
 from mansio.tracebacks import result_of
 
@@ -47,6 +49,8 @@ class ProcessHost:
         self._scheduler = AsyncioScheduler(loop)
         disk = HostDisk()
         stack.callback(disk.close)
+        searches = WorkerProcess(COMMAND)
+        stack.push_async_callback(searches.close)
         self.ports = HostPorts(
             disk,
             HostClock(),
@@ -60,6 +64,7 @@ class ProcessHost:
             request_thread=self._start_thread(stack, "mansio-requests"),
             password_thread=self._start_thread(stack, "mansio-passwords"),
             boot_id=boot_id(),
+            file_worker=searches,
             processor_s=processor_s,
         )
 

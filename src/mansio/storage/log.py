@@ -42,7 +42,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.ports import DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
-from mansio.storage import timestamp_search
+from mansio.storage import search_plan, timestamp_search
 from mansio.storage.active_files import ActiveFilesInUse
 from mansio.storage.checked_ranges import OPEN_RANGE_END, CheckedRange, CheckedRanges, damaged_range_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.storage.flush_state import MaintenanceJob
     from mansio.storage.recovery.recovery import RecoveredLog
+    from mansio.storage.search_plan import SearchPlan
     from mansio.wire.batch.record_batch import BatchHeader
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
@@ -887,6 +888,15 @@ class Log:
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
         )
+
+    def plan_search(self, offset: int, end_offset: int, files_max: int) -> SearchPlan:
+        """Return the files in which a search by key or id finds the offsets from `offset` to below `end_offset`; see
+        `search_plan`. `offset` must not be below the start of the log."""
+        return search_plan.plan_search(self._segments, self._files, offset, end_offset, files_max)
+
+    def bytes_between(self, offset: int, end_offset: int) -> int:
+        """Return about how many bytes the batches of a range of offsets have."""
+        return search_plan.bytes_between(self._segments, self._files, offset, end_offset)
 
     # Verification before the first delivery (see `verification`)
 

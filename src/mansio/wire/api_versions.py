@@ -120,6 +120,7 @@ class ApiKey(IntEnum):
     DESCRIBE_HOT_PARTITIONS = 20128
     DESCRIBE_PARTITION_RATES = 20129
     READ_TRACE = 20130
+    SEARCH_RECORDS = 20131
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -784,6 +785,14 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.SEARCH_RECORDS,
+        0,
+        0,
+        "record_search.search_records",
+        note="Mansio's own. One step of a search for the records of a partition that have a key or an id "
+        "(`mansio-id`); its leader answers.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -900,6 +909,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.COLLECT_GROUP_FACTS: 0,
     ApiKey.DESCRIBE_HOT_PARTITIONS: 0,
     ApiKey.DESCRIBE_PARTITION_RATES: 0,
+    ApiKey.SEARCH_RECORDS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

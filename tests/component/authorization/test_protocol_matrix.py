@@ -100,6 +100,9 @@ class Room:
             path = f"/mansio.v1.Mansio/{method}"
             encode = type(request).SerializeToString
             try:
+                if described.server_streaming and not described.client_streaming:
+                    answers = channel.unary_stream(path, encode, answer_type.FromString)(request, **more)
+                    return grpc.StatusCode.OK, "".join(map(str, answers))
                 if not described.client_streaming:
                     answer = channel.unary_unary(path, encode, answer_type.FromString)(request, **more)
                     return grpc.StatusCode.OK, str(answer)
@@ -168,11 +171,19 @@ def http_body(method: str, path: str, receipt: str) -> dict[str, Any]:
 HTTP_QUERIES: Final = {
     "/groups/{group}/leases": {"topic": TOPIC},
     "/topics/{topic}/events": {"from": "earliest"},
+    "/topics/{topic}/search": {"key": "k"},
 }
 
 
 def http_request(room: Room, user: str, method: str, path: str) -> httpx.Response:
-    names = {"topic": TOPIC, "group": GROUP, "partition": "0", "name": "s", "transactional_id": TRANSACTION}
+    names = {
+        "topic": TOPIC,
+        "group": GROUP,
+        "partition": "0",
+        "offset": "0",
+        "name": "s",
+        "transactional_id": TRANSACTION,
+    }
     more: dict[str, Any] = {"params": HTTP_QUERIES.get(path, {})}
     if path == "/topics/{topic}/records":
         more["content"] = b"v"
@@ -223,6 +234,7 @@ def grpc_request(method: str, receipt: str) -> Any:
         "AlterGroup": pb.AlterGroupRequest(group=GROUP, set={"share.record.lock.duration.ms": "20000"}),
         "ListDelayed": pb.ListDelayedRequest(topic=TOPIC),
         "TraceRecord": pb.TraceRecordRequest(topic=TOPIC),
+        "FindRecords": pb.FindRecordsRequest(topic=TOPIC, key=b"k"),
         "ChangeDelayed": pb.ChangeDelayedRequest(topic=TOPIC, ids=[pb.DelayedId(id=1)], cancel=True),
         "CreateSchedule": pb.CreateScheduleRequest(topic=TOPIC, name="s", every_ms=3_600_000, value=b"v"),
         "ChangeSchedule": pb.ChangeScheduleRequest(topic=TOPIC, name="s", pause=True),

@@ -13,7 +13,7 @@ import zstandard
 
 from mansio.api import request_budget
 from mansio.api.asgi import bodies
-from mansio.api.http.v1 import reading
+from mansio.api.http.v1 import operation
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
 from support.waiting import wait_until
@@ -167,7 +167,7 @@ def test_bodies_are_bounded_one_by_one_and_together(
 def test_event_streams_are_bounded_and_end_with_their_connection(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "STREAMS_MAX", 1)
+    monkeypatch.setattr(operation, "STREAMS_MAX", 1)
     with http.stream("GET", "/topics/t/events") as stream:
         assert stream.status_code == 200
         refused(http.get("/topics/t/events"), 429)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from mansio import blocking
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import mansio
     from support.cluster import Cluster
 
-TOPIC, GROUP = "orders", "billing"
+TOPIC, GROUP, KEY = "orders", "billing", "ann"
 PARTITIONS = 3
 INVOLVED = [TOPIC, TRACE_TOPIC, "__share_group_state"]
 """Topics of which all partitions need a leader, so that acknowledgements and rows are stored at once."""
@@ -36,12 +38,23 @@ def traced(one: Cluster, node_id: int, partition: int, offset: int) -> mansio.Re
         return client.admin.traces.record(TOPIC, partition, offset)
 
 
+def found_by_key(one: Cluster, node_id: int) -> list[tuple[int, int]]:
+    """Partition and offset of the records with the key, through one broker, which asks the leaders."""
+    url = f"{one.brokers[node_id].http_url}/v1/topics/{TOPIC}/search"
+    with httpx.stream("GET", url, params={"key": KEY}, timeout=scaled(60)) as answer:
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert lines[-1] == {"end": True}, lines
+    return sorted((each["found"]["partition"], each["found"]["offset"]) for each in lines if "found" in each)
+
+
 def publish_and_accept(one: Cluster) -> list[int]:
     """One record in each partition, which a share group accepts; their offsets."""
     with blocking.connect(one.bootstrap_servers) as client:
         settings = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "15000"}
         client.admin.alter_group_config(GROUP, settings)
-        offsets = [client.publish(TOPIC, b"v", partition=index).offset for index in range(PARTITIONS)]
+        offsets = [
+            client.publish(TOPIC, b"v", key=KEY, partition=index).offset for index in range(PARTITIONS)
+        ]
         left = set(enumerate(offsets))
         with client.receive(TOPIC, group=GROUP) as receiver:
             while left:
@@ -71,7 +84,7 @@ def done(found: mansio.RecordTrace) -> list[str]:
 @pytest.mark.row("T1", "C5", "S7")
 @pytest.mark.timeout(300)
 def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_path: Path) -> None:
-    with cluster(tmp_path) as one:
+    with cluster(tmp_path, http=True) as one:
         create_topic(one, TOPIC, PARTITIONS)
         before = publish_and_accept(one)
         for partition, offset in enumerate(before):
@@ -79,6 +92,8 @@ def test_each_broker_has_the_whole_history_and_names_what_a_kill_has_taken(tmp_p
                 found = traced(one, node_id, partition, offset)
                 assert done(found) == DONE
                 assert found.certain, found.uncertainties
+        for node_id in one.brokers:
+            assert found_by_key(one, node_id) == [(each, before[each]) for each in range(PARTITIONS)]
         check_deliveries(one, one.leader(TOPIC), before)
 
         stopped = one.leader(TOPIC)

@@ -886,3 +886,69 @@ class RecordTrace(_message.Message):
     timestamp_ms: int
     size_bytes: int
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., certain: _Optional[bool] = ..., uncertainties: _Optional[_Iterable[str]] = ..., total_ms: _Optional[int] = ..., leader: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., is_stored: _Optional[bool] = ..., timestamp_ms: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class FindRecordsRequest(_message.Message):
+    __slots__ = ("topic", "key", "record_id", "partition", "since_ms", "until_ms", "limit", "timeout_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: bytes
+    record_id: str
+    partition: int
+    since_ms: int
+    until_ms: int
+    limit: int
+    timeout_ms: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[bytes] = ..., record_id: _Optional[str] = ..., partition: _Optional[int] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., limit: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class FoundRecord(_message.Message):
+    __slots__ = ("partition", "offset", "timestamp_ms")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    offset: int
+    timestamp_ms: int
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
+
+class SkippedRange(_message.Message):
+    __slots__ = ("partition", "first_offset", "end_offset", "reason")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    first_offset: int
+    end_offset: int
+    reason: str
+    def __init__(self, partition: _Optional[int] = ..., first_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SearchProgress(_message.Message):
+    __slots__ = ("partitions", "finished_partitions", "searched_bytes", "left_bytes", "skipped", "skipped_count")
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    partitions: int
+    finished_partitions: int
+    searched_bytes: int
+    left_bytes: int
+    skipped: _containers.RepeatedCompositeFieldContainer[SkippedRange]
+    skipped_count: int
+    def __init__(self, partitions: _Optional[int] = ..., finished_partitions: _Optional[int] = ..., searched_bytes: _Optional[int] = ..., left_bytes: _Optional[int] = ..., skipped: _Optional[_Iterable[_Union[SkippedRange, _Mapping]]] = ..., skipped_count: _Optional[int] = ...) -> None: ...
+
+class FindRecordsResponse(_message.Message):
+    __slots__ = ("found", "progress")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    found: FoundRecord
+    progress: SearchProgress
+    def __init__(self, found: _Optional[_Union[FoundRecord, _Mapping]] = ..., progress: _Optional[_Union[SearchProgress, _Mapping]] = ...) -> None: ...

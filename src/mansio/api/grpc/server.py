@@ -157,6 +157,17 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
 
     message = None if method.name == "Publish" else method.input_type._concrete_class
 
+    if method.server_streaming:
+
+        async def responses(data: bytes, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in call(parse(message, data), context):
+                    yield response
+            except (MansioError, ValueError, OverflowError) as error:
+                end_call(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(responses, **types)
+
     async def parsed_call(data: bytes, context: Any) -> Any:
         return await call(data if message is None else parse(message, data), context)
 

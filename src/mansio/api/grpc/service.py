@@ -28,6 +28,7 @@ from mansio.api.routing.read_records import read_records
 from mansio.broker.coordinator.group.group_inspection import SHARE
 from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id, on_listener
 from mansio.broker.services.share_groups.leases import Acknowledgement
+from mansio.client.admin.record_search import DEFAULT_TIMEOUT_MS, FoundRecord
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.client.types import Message
 from mansio.errors import GroupIdNotFound, InvalidRequest, TopicAuthorizationFailed
@@ -473,6 +474,38 @@ class MansioService:
             timestamp_ms=None if found.timestamp is None else to_ms(found.timestamp),
             size_bytes=found.size_bytes,
         )
+
+    async def FindRecords(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        since_ms, until_ms = _optional(request, "since_ms"), _optional(request, "until_ms")
+        timeout_ms = _optional(request, "timeout_ms")
+        wanted = request.WhichOneof("wanted")
+        found = self._client(context).admin.traces.search(
+            request.topic,
+            key=request.key if wanted == "key" else None,
+            record_id=request.record_id if wanted == "record_id" else None,
+            partition=_optional(request, "partition"),
+            since=None if since_ms is None else moment(since_ms, "since_ms"),
+            until=None if until_ms is None else moment(until_ms, "until_ms"),
+            limit=_optional(request, "limit"),
+            timeout_ms=DEFAULT_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+        )
+        async with contextlib.aclosing(found):
+            async for each in found:
+                if isinstance(each, FoundRecord):
+                    record = pb.FoundRecord(
+                        partition=each.partition, offset=each.offset, timestamp_ms=each.timestamp_ms
+                    )
+                    yield pb.FindRecordsResponse(found=record)
+                else:
+                    progress = pb.SearchProgress(
+                        partitions=each.partitions,
+                        finished_partitions=each.finished_partitions,
+                        searched_bytes=each.searched_bytes,
+                        left_bytes=each.left_bytes,
+                        skipped=[pb.SkippedRange(**one._asdict()) for one in each.skipped],
+                        skipped_count=each.skipped_count,
+                    )
+                    yield pb.FindRecordsResponse(progress=progress)
 
 
 def _optional(request: Any, name: str) -> Any:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.reassignments import ReassignmentService
+    from mansio.broker.services.record_search import RecordSearchService
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.share_groups.leases import LeaseService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
@@ -112,6 +113,7 @@ class BrokerServices:
     elections: ElectionService
     reassignments: ReassignmentService
     traces: TraceService
+    record_search: RecordSearchService
     transactions: TransactionService
     transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator

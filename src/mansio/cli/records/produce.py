@@ -138,6 +138,13 @@ def produce(
         PriorityName | None,
         typer.Option("--priority", help="Deliver to share groups before, or after, other records."),
     ] = None,
+    record_ids: Annotated[
+        bool,
+        typer.Option(
+            "--record-ids",
+            help="Give each record an id, the header mansio-id, with which mansio trace --id finds it.",
+        ),
+    ] = False,
     output: Annotated[
         Output | None,
         typer.Option(
@@ -166,7 +173,11 @@ def produce(
         null,
     )
     headers = tuple((name, value.encode()) for name, value in parse_name_values(header or (), "--header"))
-    options: dict[str, Any] = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
+    options: dict[str, Any] = {
+        "codec": codec.value,
+        "acks": "all" if acks is Acks.ALL else int(acks.value),
+        "record_ids": record_ids,
+    }
     command = ProduceCommand(
         topic,
         record_format,

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from mansio.client.admin.record_search import (
+    DEFAULT_TIMEOUT_MS,
+    FoundRecord,
+    RecordSearch,
+    search_records,
+)
+from mansio.client.types import milliseconds
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from mansio.client.admin.record_search import SearchProgress
     from mansio.net.cluster import Cluster
 
 
@@ -79,6 +90,72 @@ class TraceAdmin:
         """What has happened to the record that a share group has rejected, or used up the attempts of, last. It needs
         DESCRIBE for the group, too. Raises `ResourceNotFound` if the trace has no such record, and as `record`."""
         return await self._trace({"topic": "", "partition_index": -1, "offset": -1, "group": group})
+
+    async def find(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        record_id: str | None = None,
+        partition: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        timeout_ms: float = DEFAULT_TIMEOUT_MS,
+        on_progress: Callable[[SearchProgress], object] | None = None,
+    ) -> AsyncGenerator[FoundRecord, None]:
+        """Find the records of a topic that have a key, or an id in the header `mansio-id`: the brokers read the log,
+        with the lowest priority, and the records come as they are found. It needs READ for the topic.
+
+        `partition`: None for all; that of the key by Kafka's partitioner is searched first. `since`, `until`: only
+        records with timestamps in this range; without `since`, an id is searched from ten minutes before its own time
+        on. `limit`: the number of records after which the search ends, 10 for a key and 1 for an id if it is None.
+        `on_progress` is called after each step. The search reads up to the high watermark that each partition has when
+        its search begins. Records that are still delayed are not found, those of open and aborted transactions are.
+
+        Raises `ValueError`, `UnknownTopicOrPartition`, `TopicAuthorizationFailed`, `RequestTimedOut` after
+        `timeout_ms`, and the error of a partition that cannot be searched, after all that was found in the others."""
+        found = self.search(
+            topic,
+            key=key,
+            record_id=record_id,
+            partition=partition,
+            since=since,
+            until=until,
+            limit=limit,
+            timeout_ms=timeout_ms,
+        )
+        async with aclosing(found):
+            async for each in found:
+                if isinstance(each, FoundRecord):
+                    yield each
+                elif on_progress is not None:
+                    on_progress(each)
+
+    def search(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        record_id: str | None = None,
+        partition: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        timeout_ms: float = DEFAULT_TIMEOUT_MS,
+    ) -> AsyncGenerator[FoundRecord | SearchProgress, None]:
+        """As `find`, with the progress among what it yields."""
+        wanted = RecordSearch.of(
+            topic,
+            key=key,
+            record_id=record_id,
+            partition=partition,
+            since_ms=None if since is None else milliseconds(since),
+            until_ms=None if until is None else milliseconds(until),
+            limit=limit,
+            timeout_ms=timeout_ms,
+        )
+        return search_records(self._cluster, wanted)
 
     async def _trace(self, fields: dict[str, Any]) -> RecordTrace:
         response = await self._cluster.request(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from mansio.client.types import RecordMetadata
 from mansio.errors import InvalidRecord, MansioError
+from mansio.wire.batch.record_id_header import find_record_id
 from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Batch:
         "created_s",
         "error",
         "halves",
+        "has_record_ids",
         "is_completed",
         "keys_and_headers",
         "log_append_time_ms",
@@ -94,8 +96,10 @@ class Batch:
         "waiters",
     )
 
-    def __init__(self, queue: PartitionQueue, created_s: float) -> None:
+    def __init__(self, queue: PartitionQueue, created_s: float, *, has_record_ids: bool = False) -> None:
         self.queue: PartitionQueue = queue
+        self.has_record_ids: bool = has_record_ids
+        """Whether each record has a header `mansio-id`."""
         self.created_s: float = created_s
         """Time of the event loop at which the batch got its first record, in seconds."""
         self.timestamps_ms: list[int] = []
@@ -187,11 +191,12 @@ class Batch:
             raise self._error_of_record(index)
         timestamp_ms = self.timestamps_ms[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
         offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return _new_metadata((self.queue.topic, self.queue.partition, offset, timestamp_ms))
+        record_id = find_record_id(self.keys_and_headers[index][1]) if self.has_record_ids else None
+        return _new_metadata((self.queue.topic, self.queue.partition, offset, timestamp_ms, record_id))
 
     def outcomes(self, begin: int, end: int) -> list[RecordMetadata]:
         """Return the metadata of the records at the indexes [begin, end), or raise the first error of one of them."""
-        if self.halves is not None or self.error is not None or self.base_offset < 0:
+        if self.halves is not None or self.error is not None or self.base_offset < 0 or self.has_record_ids:
             return [self.outcome(index) for index in range(begin, end)]
         timestamps_ms = (
             self.timestamps_ms[begin:end] if self.log_append_time_ms < 0 else repeat(self.log_append_time_ms)
@@ -200,7 +205,13 @@ class Batch:
         return list(
             map(
                 _new_metadata,
-                zip(repeat(self.queue.topic), repeat(self.queue.partition), offsets, timestamps_ms),
+                zip(
+                    repeat(self.queue.topic),
+                    repeat(self.queue.partition),
+                    offsets,
+                    timestamps_ms,
+                    repeat(None),
+                ),
             )
         )
 
@@ -228,7 +239,9 @@ class Batch:
     def split(self) -> tuple[Batch, Batch]:
         """Split the batch into two halves, which replace it and keep its sequence numbers."""
         middle = len(self.values) // 2
-        left, right = Batch(self.queue, self.created_s), Batch(self.queue, self.created_s)
+        left, right = (
+            Batch(self.queue, self.created_s, has_record_ids=self.has_record_ids) for _ in range(2)
+        )
         left.timestamps_ms, right.timestamps_ms = self.timestamps_ms[:middle], self.timestamps_ms[middle:]
         left.values, right.values = self.values[:middle], self.values[middle:]
         for index, more in self.keys_and_headers.items():

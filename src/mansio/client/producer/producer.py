@@ -26,6 +26,7 @@ from mansio.client.producer.metadata_waiters import MetadataWaiters
 from mansio.client.producer.partitioner import next_sticky_partition
 from mansio.client.producer.priorities import NORMAL, priority_check, with_priority_header
 from mansio.client.producer.producer_options import ProducerOptions
+from mansio.client.producer.record_ids import RecordIds
 from mansio.client.producer.sender import Sender
 from mansio.client.producer.traced_sends import TracedSends
 from mansio.client.types import OutgoingRecord, milliseconds
@@ -94,6 +95,7 @@ class Producer:
         self._priority_check = priority_check(cluster)
         self._sender = Sender(cluster, self._options, self._wake_space_waiter, transaction)
         self._traced = None if telemetry is None else TracedSends(telemetry, self._append_many)
+        self._record_ids = RecordIds() if self._options.record_ids else None
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -302,7 +304,7 @@ class Producer:
                 was_batch_closed, batch = await self._wait_and_append(topic, outgoing)
                 begin = len(batch.values) - 1
                 position += 1
-                if type(record) is bytes:
+                if type(record) is bytes and self._record_ids is None:
                     position += self._append_values(batch, run, position, context)
                 spans.append((batch, begin, len(batch.values)))
                 if was_batch_closed:
@@ -357,6 +359,8 @@ class Producer:
         view = self._metadata_waiters.cached_topic(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             return None
+        if self._record_ids is not None:
+            record = self._record_ids.with_id(record)
         size = estimate_size_bytes(record)
         if self._space_waiters or self._sender.buffered_bytes + size > self._options.buffer_bytes_max:
             return None
@@ -368,6 +372,8 @@ class Producer:
         view = self._metadata_waiters.cached_topic(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             view = await self._request_topic(topic)
+        if self._record_ids is not None:
+            record = self._record_ids.with_id(record)
         size = estimate_size_bytes(record)
         if self._space_waiters or self._sender.buffered_bytes + size > self._options.buffer_bytes_max:
             await self._wait_for_space(size)
@@ -412,7 +418,7 @@ class Producer:
                 queues.choose_sticky_partition(view)  # for the next records
         is_new = batch is None
         if batch is None:
-            batch = Batch(queue, self._loop.time())
+            batch = Batch(queue, self._loop.time(), has_record_ids=self._record_ids is not None)
             if is_normal:
                 queue.open_batch = batch
             else:
@@ -436,6 +442,7 @@ class Producer:
             or type(value) is not bytes
             or self._is_closed
             or self._space_waiters
+            or self._record_ids is not None
         ):
             return None
         queue = queues.queues.get(queues.sticky_partition)

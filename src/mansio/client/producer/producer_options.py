@@ -24,6 +24,8 @@ class ProducerOptions:
     `when_full`: whether publishing waits for buffer space or raises `QueueFull` while `buffer_bytes_max` bytes are
     unacknowledged.
     `delivery_timeout_ms`: time after which a record that is not acknowledged fails with `RequestTimedOut`.
+    `record_ids`: whether each record gets an id, the header `mansio-id` with a UUID of version 7, by which its history
+    is found. A record that has such a header keeps it. The id takes 48 bytes, and is in the `RecordMetadata`.
     `in_flight_batches_max`: number of batches per partition that are sent before the first one is acknowledged.
     """
 
@@ -37,6 +39,7 @@ class ProducerOptions:
     when_full: Literal["wait", "raise"] = "wait"
     delivery_timeout_ms: float = 120_000
     in_flight_batches_max: int = 5
+    record_ids: bool = False
     backoff: Backoff = DEFAULT_BACKOFF
 
     def __post_init__(self) -> None:

@@ -24,7 +24,8 @@ requests to the SQS endpoint. Any broker processes them; they are advertised.
 are advertised.
 
 `TraceRecord` returns what has happened to a record. Any broker processes it; it is advertised. `ReadTrace` is what it
-asks the other brokers; it is not advertised.
+asks the other brokers; it is not advertised. `SearchRecords` is one step of a search for records by key or id. It goes
+to the leader of the partition and is advertised.
 
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
@@ -1098,6 +1099,60 @@ class TraceRecordResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecordsRequest(_Flexible):
+    """Request for one step of a search for records with a key, or with an id in the header `mansio-id`.
+
+    `offset`: where the step begins, -1 at the first record of the time range; `end_offset`: where the search ends, -1:
+    at the present end of what is committed, or of the time range. Records with a timestamp from `since_ms` to
+    `until_ms`, both included, are found. `max_wait_ms`: for how long the broker searches. Either `key` or `record_id`
+    is set."""
+
+    topic: str = field(metadata=_TEXT)
+    partition_index: int = field(metadata=_INT32)
+    offset: int = field(metadata=_INT64)
+    end_offset: int = field(metadata=_INT64)
+    since_ms: int = field(metadata=_INT64)
+    until_ms: int = field(metadata=_INT64)
+    key: bytes | None = field(metadata=_BYTES)
+    record_id: str | None = field(metadata=_TEXT)
+    max_wait_ms: int = field(metadata=_INT32)
+    max_matches: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordMatch(_Flexible):
+    """A record that was found."""
+
+    offset: int = field(metadata=_INT64)
+    timestamp_ms: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedOffsets(_Flexible):
+    """Offsets from `first_offset` to below `end_offset` that were not searched."""
+
+    first_offset: int = field(metadata=_INT64)
+    end_offset: int = field(metadata=_INT64)
+    reason: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecordsResponse(_Flexible):
+    """Response. The search of the partition is finished if `next_offset` is `end_offset`. `searched_bytes`: of the
+    batches that the step has read; `left_bytes`: about so many are left."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    next_offset: int = field(metadata=_INT64, default=-1)
+    end_offset: int = field(metadata=_INT64, default=-1)
+    matches: tuple[RecordMatch, ...] = ()
+    skipped: tuple[SkippedOffsets, ...] = ()
+    searched_bytes: int = field(metadata=_INT64, default=0)
+    left_bytes: int = field(metadata=_INT64, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainGroupRequest(_Flexible):
     """Request. `sample_ms`: for how long the brokers look at what changes; 0: only once."""
 
@@ -1409,6 +1464,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.COLLECT_GROUP_FACTS: (CollectGroupFactsRequest, CollectGroupFactsResponse),
     ApiKey.DESCRIBE_HOT_PARTITIONS: (DescribeHotPartitionsRequest, DescribeHotPartitionsResponse),
     ApiKey.DESCRIBE_PARTITION_RATES: (DescribePartitionRatesRequest, DescribePartitionRatesResponse),
+    ApiKey.SEARCH_RECORDS: (SearchRecordsRequest, SearchRecordsResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

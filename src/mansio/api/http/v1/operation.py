@@ -21,7 +21,7 @@ from mansio.api.asgi.json_bodies import PART_BYTES, PIECE_BYTES, VALUE_BYTES_MAX
 from mansio.api.asgi.problems import InvalidField, from_validation, http_problem, problem
 from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.authentication import session_of_request
-from mansio.api.request_budget import RequestBudget
+from mansio.api.request_budget import RequestBudget, TooManyRequests
 from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id, on_listener
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
@@ -41,6 +41,9 @@ T = TypeVar("T")
 
 HTTP_CLIENT_ID: Final = "mansio-http"
 """Client id of requests without the headers `Mansio-Client-Id` and `User-Agent`."""
+
+STREAMS_MAX: Final = 32
+"""Maximum number of streams of a broker: of events and of found records."""
 
 CLIENT_ID_HEADER: Final = "mansio-client-id"
 
@@ -69,8 +72,17 @@ class ApiContext:
         self._running = running
         self.host_names = settings.http_names
         self.budget = RequestBudget()
-        self.streams = 0
-        """Number of event streams that are open."""
+        self._streams = 0
+
+    def reserve_stream(self) -> None:
+        """Count a stream of events or found records; `release_stream` at its end. Raises `TooManyRequests`."""
+        if self._streams >= STREAMS_MAX:
+            raise TooManyRequests(f"{STREAMS_MAX} streams are open")
+        self._streams += 1
+
+    def release_stream(self) -> None:
+        """Count the end of a stream."""
+        self._streams -= 1
 
     @property
     def broker(self) -> RunningBroker:

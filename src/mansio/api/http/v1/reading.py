@@ -15,7 +15,6 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.api.record_pieces import PIECE_BYTES, content_bytes
-from mansio.api.request_budget import TooManyRequests
 from mansio.api.routing.read_records import (
     BYTES_MAX,
     READ_RECORDS_MAX,
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mansio.client.types import Message
-
-STREAMS_MAX: Final = 32
-"""Maximum number of event streams of a broker."""
 
 STREAM_PREFETCH_BYTES: Final = 1 << 20
 KEEP_ALIVE_MS: Final = 15_000
@@ -166,13 +162,11 @@ async def stream(call: Call) -> StreamingResponse:
     if not wanted:
         raise UnknownTopicOrPartition(f"topic {call.topic} has no partition {query.partition}")
     partitions = [TopicPartition(call.topic, each) for each in wanted]
-    if context.streams >= STREAMS_MAX:
-        raise TooManyRequests(f"{STREAMS_MAX} event streams are open")
-    context.streams += 1
+    context.reserve_stream()
     try:
         start = await _stream_start(call, partitions, query.from_)
     except BaseException:
-        context.streams -= 1
+        context.release_stream()
         raise
     return StreamingResponse(
         _events(call, partitions, start, query.values),
@@ -260,7 +254,7 @@ async def _events(
     except MansioError as error:
         yield b"event: problem\ndata: " + to_json(error_value(error)) + b"\n\n"
     finally:
-        call.context.streams -= 1
+        call.context.release_stream()
 
 
 def _event_id(positions: dict[int, int]) -> bytes:
