@@ -72,6 +72,7 @@ NEEDS: Final[dict[ApiKey, Sequence[int]]] = {
     ApiKey.SHARE_GROUP_DESCRIBE: (0,),
     ApiKey.SHARE_ACKNOWLEDGE: (0,),
     ApiKey.REDRIVE_RECORDS: (0, 1),
+    ApiKey.TRACE_RECORD: (0,),
     ApiKey.EXPLAIN_GROUP: (0,),  # its topics: `tests/component/why/test_rights.py`
     ApiKey.SET_PASSWORD: (0,),
     ApiKey.CREATE_DELEGATION_TOKEN: (),

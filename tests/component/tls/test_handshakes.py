@@ -498,15 +498,17 @@ def test_honest_client_is_served_beside_a_flood_of_handshakes_that_do_not_go_on(
 ) -> None:
     def admission() -> HandshakeAdmission[Any]:
         return HandshakeAdmission(
-            waiting_max=100, handshake_ms=int(scaled(20) * 1000), place_ms=int(scaled(10) * 1000)
+            waiting_max=100, handshake_ms=int(scaled(120) * 1000), place_ms=int(scaled(60) * 1000)
         )
 
-    with TlsListener(server_context(issued), loop=loop, new_admission=admission) as listener:
-        flood = []
-        for number in range(250):
-            flood.append(listener.connect_plain())
+    with (
+        TlsListener(server_context(issued), loop=loop, new_admission=admission) as listener,
+        contextlib.ExitStack() as flood,
+    ):
+        for _ in range(250):
+            peer = flood.enter_context(contextlib.closing(listener.connect_plain()))
             with contextlib.suppress(ConnectionError):
-                stall(flood[number])
+                stall(peer)
         wait_until(lambda: listener.acceptor.accepted == 250, 20, "the flood")
         wait_until(
             lambda: listener.handshakes.running_count == 48, 20, "an address alone leaves places for others"
@@ -516,8 +518,6 @@ def test_honest_client_is_served_beside_a_flood_of_handshakes_that_do_not_go_on(
         with trusting.wrap_socket(honest, server_hostname="localhost") as client:
             assert echoes(client)
         wait_until(lambda: listener.acceptor.completed == 1, 20, "the handshake to be counted")
-        for each in flood:
-            each.close()
 
 
 @pytest.mark.full
