@@ -33,6 +33,7 @@ from mansio.spark.sync_client import close_sync_clients, open_cluster
 from mansio.spark.task_login import options_for_tasks, task_login
 from support.sasl_broker import SaslBroker, sasl_broker
 from support.spark_source import read_all
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,12 +171,12 @@ def test_a_write_and_its_commit_use_the_token(broker: SaslBroker) -> None:
     copy.commit([copy.write(iter([rows]))])
     assert log_ins(broker) == {token.token_id}
     close_sync_clients()
-    assert [
-        row["value"]
-        for row in read_all(
-            reader(broker, subscribe="written"), reader(broker, subscribe="written").partitions()
-        )
-    ] == VALUES
+
+    def readable() -> list[Any]:
+        source = reader(broker, subscribe="written")
+        return [row["value"] for row in read_all(source, source.partitions())]
+
+    wait_until(lambda: readable() == VALUES, 20, "the markers of the transaction, which follow its commit")
 
 
 def test_an_archive_sends_its_tasks_no_password(broker: SaslBroker) -> None:
