@@ -59,7 +59,11 @@ def test_the_tutorial_about_events_can_be_followed(tmp_path: Path) -> None:
         found[name] = found[name]._replace(shown=None)
     with started(tmp_path, page) as bench:
         printed = bench.follow(found, unordered=["publish"])
-    payments, group, table = printed["first-three"][:3], printed["first-three"][3:5], printed["first-three"][5:8]
+    payments, group, table = (
+        printed["first-three"][:3],
+        printed["first-three"][3:5],
+        printed["first-three"][5:8],
+    )
     reason = printed["first-three"][8:]
     shown = lines_to_compare(first)
     assert group == shown[3:5]
