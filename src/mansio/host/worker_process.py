@@ -20,6 +20,7 @@ import contextlib
 import logging
 import os
 import socket
+from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -76,24 +77,28 @@ class WorkerProcess:
         async with self._turn:
             if self._idle is not None:
                 self._idle.cancel()
-            job, files = prepare()
             try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    return await self._exchange(job, files)
-            except TimeoutError:
-                await self._end()
-                raise RequestTimedOut("the search process does not answer") from None
-            except (OSError, EOFError, asyncio.IncompleteReadError) as error:
-                code = await self._end()
-                reason = str(error) if code is None else exit_reason(code)
-                raise Unavailable(f"the search process has failed: {reason}") from error
-            except asyncio.CancelledError:  # the answer would be taken for that of the next job
-                await self._end()
-                raise
+                return await self._run(prepare, timeout_ms)
             finally:
                 if self._socket is not None:
                     loop = asyncio.get_running_loop()
                     self._idle = loop.call_later(self._idle_s, self._end_idle)
+
+    async def _run(self, prepare: Callable[[], FileJob], timeout_ms: float) -> bytes:
+        job, files = prepare()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._exchange(job, files)
+        except TimeoutError:
+            await self._end()
+            raise RequestTimedOut("the search process does not answer") from None
+        except (OSError, EOFError, asyncio.IncompleteReadError) as error:
+            code = await self._end()
+            reason = str(error) if code is None else exit_reason(code)
+            raise Unavailable(f"the search process has failed: {reason}") from error
+        except asyncio.CancelledError:  # the answer would be taken for that of the next job
+            await self._end()
+            raise
 
     async def close(self) -> None:
         """End the child."""
@@ -203,6 +208,9 @@ def serve_jobs(run: Callable[[bytes, Sequence[int]], bytes]) -> None:
 
 def lower_priority() -> None:
     """Let this process run only when no other one wants to: SCHED_IDLE, or else the highest nice value."""
+    # A session is scheduled as one group (sched(7), "The autogroup feature"), in which alone the priorities count.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(f"{_NICE}\n")
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         return

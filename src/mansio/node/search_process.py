@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _give_way: Final[Callable[[], object]] = getattr(os, "sched_yield", os.getppid)
 """A system call, that of its name where the platform has it."""
 
-COMMAND: Final = (sys.executable, "-m", "mansio.node.search_process")
+COMMAND: Final = (sys.executable, "-P", "-m", "mansio.node.search_process")
+"""Without the working directory of the broker in the path of modules."""
 
 
 def run_job(job: bytes, descriptors: Sequence[int]) -> bytes:

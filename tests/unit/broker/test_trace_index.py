@@ -302,3 +302,26 @@ def test_the_record_that_failed_last_is_found_in_blocks_with_and_without_an_inde
         assert await started.last_failed("another", 1_000) is None
 
     asyncio.run(run())
+
+
+def test_a_look_up_finds_the_last_blocks_while_another_one_closes_their_group() -> None:
+    async def run() -> None:
+        chance = random.Random(4)
+        log, writers = Log(), Writers(chance)
+        index = new_index(log)
+        for _ in range(6_003):  # many groups, so that the look-up has several turns
+            log.append(writers.block(processes=1, losses=False))
+        await index.update()
+        last = [*log.blocks()][-1]
+        entry = next(last.entries())
+        place = entry.topic_id, entry.partition, entry.first
+        wanted = wanted_rows(log, *place)
+        log.append(writers.block(processes=1, losses=False))  # closes the last group
+        topic_id, partition, offset = place
+        (rows, is_complete), _ = await asyncio.gather(
+            index.find(topic_id, partition, [offset]), index.update()
+        )
+        assert is_complete
+        assert rows[: len(wanted)] == wanted
+
+    asyncio.run(run())

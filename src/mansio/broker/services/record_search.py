@@ -45,8 +45,9 @@ FILES_MAX: Final = 16
 """Segments of one step."""
 
 KEY_BYTES_MAX: Final = 64 << 10
-WORKER_MARGIN_MS: Final = 30_000
-"""How much longer than its budget a step may take: the worker has no processor while others want it."""
+WORKER_MARGIN_MS: Final = 15_000
+"""How much longer than its budget a step may take: the worker has no processor while others want it. Less than clients
+wait for an answer."""
 
 CLOCK_MARGIN_MS: Final = 600_000
 """A search for a time range ends at the first record that is by so much younger than the range: clocks of publishers,
@@ -175,7 +176,10 @@ class RecordSearchService:
         def prepare() -> FileJob:
             # The turn may have come late: retention may have deleted a part, or another broker leads.
             partition = self._led_partition(topic, index)
-            plan = partition.log.plan_search(max(start, partition.start_offset), end, FILES_MAX)
+            begin = max(start, partition.start_offset)
+            plan = partition.log.plan_search(begin, end, FILES_MAX)
+            if begin > start:
+                plan.skipped.insert(0, SkippedOffsets(start, min(begin, end), DELETED))
             plans.append(plan)
             return FileJob(encode_job(task, plan.files), plan.opened)
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from mansio.errors import LeaderNotAvailable, ResourceNotFound, UnknownTopicOrPartition
 from mansio.host.gather_results import gather_results
 from mansio.state.authorization.acls import Operation, ResourceType
-from mansio.state.trace.timeline import RecordFacts, Timeline, build_timeline
+from mansio.state.trace.timeline import NOT_ASKED, RecordFacts, Timeline, build_timeline
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class TraceService:
         )
         for node_id, error in zip(asked, errors, strict=True):
             if error is not None:
-                missing.append(f"broker {node_id} cannot be asked: {error.message}")
+                missing.append(f"{NOT_ASKED.format(node_id)}: {error.message}")
         return answers, missing
 
     def _brokers(self) -> set[int]:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.broker.partition.verified_read import read_when_verified
-from mansio.errors import DamagedRange, MansioError
+from mansio.errors import DamagedRange, MansioError, MessageTooLarge
 from mansio.host.item_turns import ItemTurns, Work
 from mansio.host.run_in_thread import run_in_thread
 from mansio.ports import complete
@@ -54,6 +54,9 @@ BYTES_MAX: Final = 16 << 20
 READ_BYTES: Final = 1 << 20
 ROWS_MAX: Final = 10_000
 """Maximum number of rows in the result of a look-up."""
+
+UNSTORED_MAX: Final = 10_000
+"""Maximum number of groups that wait for their index record; older ones get none."""
 
 TAIL_BATCHES: Final = BLOCKS_PER_GROUP + 32
 """Number of the last batches in which the last index record is expected."""
@@ -123,7 +126,7 @@ class TraceIndex:
         self._size_bytes = 0
         self._next_offset = -1
         self._coverage: dict[tuple[int, int], Coverage] = {}
-        self._unstored: deque[_Unstored] = deque()
+        self._unstored: deque[_Unstored] = deque(maxlen=UNSTORED_MAX)
         self._last_index = -1
         """Offset of the last index record."""
         self._updated: Promise[None] | None = None
@@ -153,8 +156,10 @@ class TraceIndex:
             record = IndexRecord(
                 group.first, group.end, self._last_index, covered, group.keys, group.starts, group.bounds
             )
-            await self._append_value(self.partition, encode_index_record(record))
-            self._unstored.popleft()
+            with contextlib.suppress(MessageTooLarge):  # it is indexed again after each start
+                await self._append_value(self.partition, encode_index_record(record))
+            if self._unstored and self._unstored[0].group is group:  # not deleted meanwhile
+                self._unstored.popleft()
             await self.update()
 
     # ------------------------------------------------------------------ reading
@@ -180,8 +185,10 @@ class TraceIndex:
                 continue  # of a leader that did not know of the other one
             await self._scan(record.first)
             if self._open.block_count:
-                self._close_open(record.first)
-            self._add_group(BlockGroup(record.first, record.end, record.keys, record.starts, record.bounds))
+                await self._close_open(record.first)
+            await self._add_group(
+                BlockGroup(record.first, record.end, record.keys, record.starts, record.bounds)
+            )
             for covered in record.covered:
                 self._covered(covered)
             self._next_offset, self._open = record.end, OpenGroup(record.end)
@@ -234,16 +241,16 @@ class TraceIndex:
                 self._open.block_count += piece.group.block_count
                 self._next_offset = piece.next_offset
                 if self._open.block_count >= BLOCKS_PER_GROUP:
-                    self._close_open(piece.next_offset)
+                    await self._close_open(piece.next_offset)
             self._next_offset = min(part.next_offset, end)
         turns.end()
 
-    def _close_open(self, end: int) -> None:
+    async def _close_open(self, end: int) -> None:
         group = self._open.close(end)
         covered = [each.summary() for each in self._open.coverage.values()]
-        self._unstored.append(_Unstored(group, covered))
-        self._add_group(group)
         self._open = OpenGroup(end)
+        self._unstored.append(_Unstored(group, covered))
+        await self._add_group(group)
 
     def _covered(self, covered: CoveredTime) -> None:
         process = (covered.broker_id, covered.incarnation)
@@ -254,11 +261,11 @@ class TraceIndex:
             coverage = self._coverage[process] = Coverage(*process)
         coverage.extend(covered)
 
-    def _add_group(self, group: BlockGroup) -> None:
+    async def _add_group(self, group: BlockGroup) -> None:
         self._groups.append(group)
         self._size_bytes += group.size_bytes
         if self._size_bytes > BYTES_MAX:
-            self._groups = deque(join_neighbours(tuple(self._groups)))
+            self._groups = deque(await self._in_thread(partial(join_neighbours, tuple(self._groups))))
             self._size_bytes = sum(each.size_bytes for each in self._groups)
 
     async def _read(self, offset: int, max_bytes: int = READ_BYTES) -> LogSlice | None:
@@ -290,15 +297,21 @@ class TraceIndex:
         key = topic_id + partition.to_bytes(4, "big")
         found: list[TracedRow] = []
         wanted: list[tuple[int, int]] = []
+        last = (
+            self._open.first,
+            self._next_offset,
+        )  # before another look-up closes this group, in the turns below
+        is_in_last = any(
+            low <= each < high for low, high in self._open.known.get(key, []) for each in offsets
+        )
         turns = ItemTurns(self._scheduler, Work.TRACE)
         for group in tuple(self._groups):
             if group.may_have(key, offsets):
                 wanted.append((group.first, group.end))
             await turns.next()
         turns.end()
-        bounds = self._open.known.get(key, [])
-        if any(low <= each < high for low, high in bounds for each in offsets):
-            wanted.append((self._open.first, self._next_offset))
+        if is_in_last:
+            wanted.append(last)
         seen: set[BlockNumber] = set()
         for first, end in wanted:
             offset = max(first, self.partition.start_offset)

@@ -17,7 +17,7 @@ from mansio.config.topic_names import TRACE_TOPIC
 from mansio.errors import MansioError
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
-from mansio.state.trace.timeline import RecordFacts
+from mansio.state.trace.timeline import NOT_WRITTEN, RecordFacts
 from mansio.storage.retention import UNLIMITED
 from mansio.wire.batch.delay_headers import DELAYED_ID_HEADER, DUE_AT_HEADER
 from mansio.wire.batch.isolation_filter import aborted_batches
@@ -99,7 +99,7 @@ class TraceReader:
         missing: list[str] = []
         writer = self.writer
         if not await writer.flush(FLUSH_MS):
-            missing.append(f"broker {writer.node_id} has not written its last rows yet")
+            missing.append(NOT_WRITTEN.format(writer.node_id))
         written_ms = writer.written_ms
         rows: list[TracedRow] = []
         coverage: list[Coverage] = []

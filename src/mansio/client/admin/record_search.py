@@ -120,9 +120,9 @@ class RecordSearch:
             raise ValueError("give either a key or the id of a record")
         if limit is not None and limit < 1:
             raise ValueError(f"limit: {limit} is less than 1")
-        if record_id is not None and since_ms is None:
-            time_ms = record_id_time_ms(record_id)
-            since_ms = None if time_ms is None else time_ms - CLOCK_MARGIN_MS
+        if record_id is not None and (time_ms := record_id_time_ms(record_id)) is not None:
+            record_id = record_id.lower()  # a UUID, which the producer writes so
+            since_ms = time_ms - CLOCK_MARGIN_MS if since_ms is None else since_ms
         return cls(
             topic,
             key.encode() if isinstance(key, str) else key,
@@ -208,7 +208,7 @@ class _Run:
                     for partitions in leaders:
                         group.create_task(self._search_in_order(partitions))
         except TimeoutError:
-            self._error = RequestTimedOut(
+            self._error = self._error or RequestTimedOut(
                 f"the search has not ended within {self._search.timeout_ms:.0f} ms; "
                 f"{self._finished} of {len(self._partitions)} partitions are searched"
             )
@@ -240,7 +240,11 @@ class _Run:
         offset = end_offset = -1
         while (offset < 0 or offset < end_offset) and not self._is_stopped:
             await self.places.acquire()
-            response = await self._step(partition, offset, end_offset)
+            try:
+                response = await self._step(partition, offset, end_offset)
+            except BaseException:
+                self.places.release()
+                raise
             offset, end_offset = response.next_offset, response.end_offset
             for match in response.matches:
                 found = FoundRecord(self._search.topic, partition, match.offset, match.timestamp_ms)

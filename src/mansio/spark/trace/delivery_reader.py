@@ -40,6 +40,7 @@ from mansio.spark.trace.deliveries import (
     PartitionDeliveries,
 )
 from mansio.state.trace.coverage import Coverage, Gap
+from mansio.state.trace.timeline import silent_brokers
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.field_values import READ_UNCOMMITTED
@@ -48,7 +49,7 @@ from mansio.wire.internal_records.trace_records import TraceBlock
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql.datasource import InputPartition
 
@@ -107,14 +108,14 @@ class DeliveryReader(DataSourceReader):
         if not ranges:
             return
         ((topic, topic_id),) = found.topic_ids.items()
-        _write_rows(client, topic)
+        silent = _write_rows(client, topic)
         parts = _trace_ranges(client)
         pending = [{one: bounds for one, bounds in ranges.items() if bounds.first < bounds.end}]
         while pending:
             wanted = pending.pop()
             if not wanted:
                 continue
-            read = self._read_blocks(client, parts, topic_id, wanted)
+            read = self._read_blocks(parts, topic_id, wanted, client.cluster.nodes.keys() - silent)
             if not read.is_complete:
                 pending += _split(wanted, read.rows)
                 continue
@@ -136,12 +137,12 @@ class DeliveryReader(DataSourceReader):
 
     def _read_blocks(
         self,
-        client: SyncClient,
         parts: Sequence[TaskRange],
         topic_id: bytes,
         wanted: Mapping[int, DeliveryRange],
+        live: Collection[int],
     ) -> _Pass:
-        """Read the blocks of the trace log, up to about `ROWS_MAX` rows."""
+        """Read the blocks of the trace log, up to about `ROWS_MAX` rows. `live`: brokers that have written theirs."""
         from mansio.spark.source.task_reader import read_range
 
         options = replace(
@@ -163,13 +164,14 @@ class DeliveryReader(DataSourceReader):
                 count += found[-1].num_rows
                 if count > ROWS_MAX and is_divisible:
                     return _Pass(found, (), is_complete=False, end_ms=0)
-        _mark_live(coverage, client)
+        _mark_live(coverage, live)
         return _Pass(found, tuple(coverage.values()), is_complete=True, end_ms=int(time.time() * 1000))
 
 
-def _write_rows(client: SyncClient, topic: str) -> None:
-    """Let all brokers write what they have reported: a timeline is asked for, of whatever record."""
-    client.run(
+def _write_rows(client: SyncClient, topic: str) -> set[int]:
+    """Let all brokers write what they have reported: a timeline is asked for, of whatever record. Return those that
+    have not, as far as they are known."""
+    response = client.run(
         client.cluster.request(
             ApiKey.TRACE_RECORD,
             {"topic": topic, "partition_index": 0, "offset": 0, "group": ""},
@@ -177,6 +179,8 @@ def _write_rows(client: SyncClient, topic: str) -> None:
             retry_unknown_topic=False,
         )
     )
+    uncertainties: Sequence[str] = response.uncertainties
+    return silent_brokers(uncertainties)
 
 
 def _trace_ranges(client: SyncClient) -> list[TaskRange]:
@@ -227,11 +231,11 @@ def _add_block(
         return None
 
 
-def _mark_live(coverage: Mapping[tuple[int, int], Coverage], client: SyncClient) -> None:
-    """Mark the processes that run: the latest ones of the brokers that the cluster has now."""
+def _mark_live(coverage: Mapping[tuple[int, int], Coverage], live: Collection[int]) -> None:
+    """Mark the processes that run, and have written their rows: the latest ones of these brokers."""
     latest = dict(sorted(coverage))
     for (broker, incarnation), each in coverage.items():
-        each.is_live = broker in client.cluster.nodes and latest[broker] == incarnation
+        each.is_live = broker in live and latest[broker] == incarnation
 
 
 def _split(

@@ -9,6 +9,7 @@ at most once a second for each group, by the coordinators of the groups; they do
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -77,6 +78,10 @@ STATE_AFTER: Final = {
     rows.DISCARDED: ARCHIVED,
 }
 """Delivery state after a row of a kind. A `LOADED` row that repeats it is no event of its own."""
+
+NOT_WRITTEN: Final = "broker {} has not written its last rows yet"
+NOT_ASKED: Final = "broker {} cannot be asked"
+_SILENT: Final = re.compile("|".join(each.format(r"(\d+)") for each in (NOT_WRITTEN, NOT_ASKED)))
 
 NO_PUBLICATION: Final = (
     "there is no row about its publication: it is older than the trace, or the trace was off"
@@ -228,7 +233,10 @@ def _group_events(offset: int, found: Sequence[TracedRow]) -> list[TraceEvent]:
     states: dict[str, tuple[int, int]] = {}
     events: list[TraceEvent] = []
     positions: list[TraceEvent] = []
-    has_left = any(each.row.kind == rows.DUE and each.row.first == offset for each in found)
+    has_left = any(
+        each.row.kind == rows.DUE and each.row.first <= offset < each.row.first + each.row.size
+        for each in found
+    )
     """Whether the record was delayed and has another offset now: positions pass an offset without a record."""
     for each in found:
         row = each.row
@@ -252,7 +260,7 @@ def _group_events(offset: int, found: Sequence[TracedRow]) -> list[TraceEvent]:
             detail = f"after a change of the leader: {_STATES.get(row.cause, 'done')}"
             states[row.group] = (row.cause, row.attempt)
         elif row.kind == rows.DUE:
-            detail = f"delivered as the record at offset {row.extra}"
+            detail = f"delivered as the record at offset {row.extra + offset - row.first}"
         else:
             detail = DETAILS.get((row.kind, row.cause), "")
             if row.kind in (rows.RELEASED, rows.EXPIRED) and row.extra > row.time_ms:
@@ -303,6 +311,12 @@ def _computed(facts: RecordFacts) -> list[TraceEvent]:
 def _unknown_outcomes(events: Iterable[TraceEvent]) -> list[str]:
     unknown = KIND_NAMES[rows.UNKNOWN_OUTCOME]
     return [unknown_outcome(each.group, each.time_ms) for each in events if each.kind == unknown]
+
+
+def silent_brokers(uncertainties: Iterable[str]) -> set[int]:
+    """Return the brokers whose last rows are missing, according to the uncertainties of a timeline."""
+    found = [_SILENT.match(each) for each in uncertainties]
+    return {int(each[1] or each[2]) for each in found if each is not None}
 
 
 def unknown_outcome(group: str, time_ms: int) -> str:

@@ -180,9 +180,12 @@ class PartitionTrace:
 
     def report_due(self, accepted: Sequence[int], first: int, now_ms: int) -> None:
         """Report that the delayed records that were accepted at these offsets are appended at the offsets from `first`
-        on."""
-        for offset, each in enumerate(accepted, first):
-            self._add_row(DUE, now_ms, each, 1, extra=offset)
+        on. Those that follow one another in both have one row."""
+        begin = 0
+        for number in range(1, len(accepted) + 1):
+            if number == len(accepted) or accepted[number] != accepted[number - 1] + 1:
+                self._add_row(DUE, now_ms, accepted[begin], number - begin, extra=first + begin)
+                begin = number
 
     def report_led(self, now_ms: int, *, is_turned_on: bool, is_off: bool) -> None:
         """Report that this broker leads the partition from now on. `is_turned_on`: and that its trace was off before;

@@ -71,7 +71,8 @@ class TraceRow(NamedTuple):
     `cause`: why, as far as the kind has several causes; of `LOADED` the delivery state. `attempt`: number of
     deliveries. `group`, `who`: names, "" for none; `who` is a member, or the client that has published. `time_ms`:
     since the Unix epoch. `extra`: of `PUBLISHED`, the time of the last record; of `RELEASED` and `EXPIRED`, the time at
-    which the records are offered again; of `DUE`, the offset at which the delayed record is delivered; otherwise -1.
+    which the records are offered again; of `DUE`, the offset at which the first delayed record is delivered; otherwise
+    -1.
     """
 
     kind: int

@@ -90,3 +90,12 @@ def test_names_beyond_the_size_of_a_block_are_left_out() -> None:
     assert numbers[0] == 1
     assert numbers[-1] == 0
     assert sum(len(name.encode()) for name in names.names()) < 2 << 20
+
+
+def test_delayed_records_that_follow_one_another_have_one_row() -> None:
+    buffer = TraceBuffer()
+    trace = led(buffer)
+    buffer.seal()
+    trace.report_due([5, 6, 7, 9, 20, 21], 100, NOW_MS)
+    found = [(first, size, extra) for *_, first, size, extra in rows_of(buffer.seal())]
+    assert found == [(5, 3, 100), (9, 1, 103), (20, 2, 104)]

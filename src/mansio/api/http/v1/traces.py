@@ -111,8 +111,12 @@ async def search(call: Call) -> Response:
         )
     except ValueError as error:
         raise InvalidField("id" if query.id is not None else "key_base64", str(error)) from error
-    first = await anext(found, None)  # raises what concerns all partitions
     call.context.reserve_stream()
+    try:
+        first = await anext(found, None)  # raises what concerns all partitions
+    except BaseException:
+        call.context.release_stream()
+        raise
     return StreamingResponse(_lines(call, first, found), media_type="application/x-ndjson")
 
 
