@@ -1,6 +1,7 @@
-"""Sticky partitioner (KIP-480): chooses the partition of records without a key.
+"""Sticky partitioner (KIP-480, KIP-794): chooses the partition of records without a key.
 
-Records without a key go to one partition until a batch is full, then to another partition chosen at random.
+Records without a key go to one partition until it has got the bytes of a full batch, in one batch or in many, then to
+another partition chosen at random.
 `mansio.wire.murmur2` chooses the partition of records with a key.
 """
 

@@ -55,16 +55,34 @@ VALUES_PER_STEP_MAX = 512
 
 
 class _TopicQueues:
-    """Partition queues of one topic, and the partition that records without a key go to until their batch is full."""
+    """Partition queues of one topic, and the partition that records without a key go to until it has got as many bytes
+    as a full batch has."""
 
-    __slots__ = ("queues", "sticky_partition", "topic")
+    __slots__ = ("_sticky_batch", "_sticky_bytes", "queues", "sticky_partition", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.queues: dict[int, PartitionQueue] = {}
         self.sticky_partition: int | None = None
+        self._sticky_batch: Batch | None = None
+        """The last batch with records without a key, since the partition was chosen."""
+        self._sticky_bytes = 0
+        """Size of the batches before it, since then."""
+
+    def needs_other_partition(self, bytes_max: int) -> bool:
+        """Whether the next batch with records without a key belongs to another partition (KIP-794): the batches may be
+        sent long before they are full."""
+        last = self._sticky_batch
+        return last is not None and self._sticky_bytes + last.size >= bytes_max
+
+    def on_batch_without_keys(self, batch: Batch) -> None:
+        """Count a new batch of the sticky partition."""
+        if self._sticky_batch is not None:
+            self._sticky_bytes += self._sticky_batch.size
+        self._sticky_batch = batch
 
     def choose_sticky_partition(self, view: TopicMetadata) -> int:
+        self._sticky_batch, self._sticky_bytes = None, 0
         led = [partition.index for partition in view.partitions if partition.leader >= 0]
         self.sticky_partition = next_sticky_partition(
             led or range(len(view.partitions)), self.sticky_partition
@@ -404,6 +422,14 @@ class Producer:
                     else queues.sticky_partition
                 )
         queue = queues.queues.get(partition)
+        if (
+            keyless
+            and queue is not None
+            and queue.open_batch is None
+            and queues.needs_other_partition(self._options.batch_bytes_max)
+        ):
+            partition = queues.choose_sticky_partition(view)
+            queue = queues.queues.get(partition)
         if queue is None:
             if not 0 <= partition < len(view.partitions):
                 raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
@@ -421,6 +447,8 @@ class Producer:
             batch = Batch(queue, self._loop.time(), has_record_ids=self._record_ids is not None)
             if is_normal:
                 queue.open_batch = batch
+                if partition == queues.sticky_partition:
+                    queues.on_batch_without_keys(batch)
             else:
                 queue.prioritized_batches[priority or NORMAL] = batch
         if timestamp_ms is None:
@@ -455,7 +483,10 @@ class Producer:
         batch = queue.open_batch
         is_new = batch is None
         if batch is None:
+            if queues.needs_other_partition(options.batch_bytes_max):
+                return None
             batch = queue.open_batch = Batch(queue, self._loop.time())
+            queues.on_batch_without_keys(batch)
         elif batch.size + size > options.batch_bytes_max:
             return None
         batch.timestamps_ms.append(int(time.time() * 1000))
