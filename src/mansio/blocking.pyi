@@ -850,7 +850,7 @@ class TraceAdmin:
         ...
 
     def search(self, topic: str, *, key: bytes | str | None = None, record_id: str | None = None, partition: int | None = None, since: datetime | None = None, until: datetime | None = None, limit: int | None = None, timeout_ms: float = 600000.0) -> Iterator[FoundRecord | SearchProgress]:
-        """As `find`, with the progress among what it yields."""
+        """Like `find`; it also yields the progress of the search."""
         ...
 
 class Transaction:

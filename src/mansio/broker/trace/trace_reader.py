@@ -144,7 +144,7 @@ class TraceReader:
             self._scheduler.spawn(self._store_indexes(), name="index of the trace")
 
     async def _store_indexes(self) -> None:
-        """Append what is not appended yet of the indexes of the partitions that this broker leads."""
+        """Append the missing index records to the partitions of the trace that this broker leads."""
         try:
             for partition in self._led_partitions():
                 try:

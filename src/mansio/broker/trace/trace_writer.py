@@ -73,7 +73,7 @@ def _ignore() -> None:
 
 
 def _failures_max(error: Exception) -> float:
-    """Return after how many failures a block is given up: none waits for ever for a request that is refused."""
+    """Return after how many failures a block is dropped, so that no block is retried without a limit."""
     if isinstance(error, Unavailable):
         return math.inf
     is_final = isinstance(error, FeatureNotFinalized | MessageTooLarge) or not isinstance(error, MansioError)

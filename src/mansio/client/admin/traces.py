@@ -144,7 +144,7 @@ class TraceAdmin:
         limit: int | None = None,
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
     ) -> AsyncGenerator[FoundRecord | SearchProgress, None]:
-        """As `find`, with the progress among what it yields."""
+        """Like `find`; it also yields the progress of the search."""
         wanted = RecordSearch.of(
             topic,
             key=key,
