@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ import httpx
 import pytest
 
 from mansio.broker.coordinator.share.state_messages import RequestSender
+from mansio.config.topic_names import TRACE_TOPIC
 from mansio.state.broker_handshake import NONCE_BYTES, BrokerIdentity, ClusterSecret, Handshake
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import build_value_only_batch
+from mansio.wire.internal_records.trace_records import VERSION, BlockHeader, encode_block
 from support.cluster import CLUSTER_ID, cluster
 from support.forged_requests import (
     ABSURD_EPOCHS,
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.full
 
+INVALID_TOPIC_EXCEPTION = 17
 STALE_BROKER_EPOCH = 77
 GROUP = "forged"
 START_OFFSET = 2
@@ -232,6 +237,25 @@ def test_an_identity_is_good_for_that_broker_in_that_epoch_only(joined: Cluster,
         assert answer.error_code == 0
         again = peer.call(ApiKey.AUTHENTICATE_BROKER, 0, fields)
         assert again.error_code == CLUSTER_AUTHORIZATION_FAILED
+
+
+def test_a_broker_writes_to_the_trace_as_often_as_it_needs_to_and_a_client_never(
+    joined: Cluster, target: Target
+) -> None:
+    joined.wait(lambda: joined.entries("topics/").get(TRACE_TOPIC), "the trace has begun")
+    leader = joined.leader(TRACE_TOPIC)
+    node_id = next(each for each in joined.brokers if each != leader)
+    now_ms = int(time.time() * 1000)
+    header = BlockHeader(VERSION, 0, node_id, now_ms, 0, now_ms, now_ms, 0, 0, 0, 0, 0)
+    batch = build_value_only_batch([now_ms], [encode_block(header, (), ())])
+    with RawPeer(joined.brokers[leader].kafka_port) as peer:
+        own = BrokerIdentity(node_id, joined.epoch(node_id))
+        assert authenticated(peer, own, leader, secret_of(joined))[0].error_code == 0
+        assert [peer.produce(TRACE_TOPIC, batch).error_code for _ in range(3)] == [0, 0, 0]
+    with RawPeer(joined.brokers[leader].kafka_port) as peer:
+        assert [peer.produce(TRACE_TOPIC, batch).error_code for _ in range(3)] == [
+            INVALID_TOPIC_EXCEPTION
+        ] * 3
 
 
 def test_a_broker_that_registered_again_replicates_and_its_earlier_session_counts_for_nothing(

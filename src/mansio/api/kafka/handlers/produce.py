@@ -156,12 +156,14 @@ def _renew_template(
     request: wire.ProduceRequest,
     revision: int,
 ) -> None:
-    """Make a template of a request that is allowed at this revision of the ACLs. Connections of brokers have none
-    with an authorizer, because the session of a broker may end."""
+    """Make a template of a request that is allowed at this revision of the ACLs. Connections of brokers have none:
+    the session of a broker may end, and until then it may write to internal topics."""
     connection.template = None
+    if connection.peer is not None:
+        return
     if service.authorization.is_enabled:
         grants = connection.grants
-        if grants is None or connection.peer is not None or len(request.topics) != 1:
+        if grants is None or len(request.topics) != 1:
             return
         name, topic_id, _ = request.topics[0]
         if (topic_id if name is None else name) not in grants.writable:
