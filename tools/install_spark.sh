@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 
-extras="spark avro jsonschema"
+extras="spark avro jsonschema registry"
 if "$python" -c 'from mansio.spark.session.java import find_java; print("Java", find_java().version)'; then
     :
 else

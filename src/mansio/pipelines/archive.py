@@ -47,8 +47,8 @@ from mansio.pipelines.pipeline_progress import (
 )
 from mansio.pipelines.restarts import run_with_restarts
 from mansio.pipelines.run import lost_session_errors, stop_after_batch
-from mansio.schemas import errors as schema_errors
 from mansio.schemas.formats import open_decoder
+from mansio.serde import errors as schema_errors
 from mansio.spark.cluster.problems import local_path
 from mansio.spark.options import (
     ON_UNREADABLE_DEAD_LETTER,

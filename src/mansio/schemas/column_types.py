@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from mansio.schemas.errors import UnsupportedSchema
+from mansio.serde.errors import UnsupportedSchema
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 LOCAL_TIMESTAMP: Final = pa.timestamp("us")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mansio.schemas.errors import MalformedValue
+from mansio.serde.errors import MalformedValue
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:

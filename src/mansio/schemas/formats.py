@@ -26,7 +26,6 @@ from mansio.errors import ConfigError
 from mansio.host.extras import require_extra
 from mansio.schemas.column_types import check_readable, merge_types
 from mansio.schemas.decoding import DecodedColumn, decode_objects, to_column
-from mansio.schemas.errors import MalformedValue, SchemaNotFound, UnsupportedSchema
 from mansio.schemas.json_schema import JsonSchema
 from mansio.schemas.registry import (
     AVRO,
@@ -38,6 +37,7 @@ from mansio.schemas.registry import (
     split_message_indexes,
     split_wire_format,
 )
+from mansio.serde.errors import MalformedValue, SchemaNotFound, UnsupportedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

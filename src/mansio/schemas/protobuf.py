@@ -31,7 +31,7 @@ from mansio.schemas.column_types import (
     struct_type,
 )
 from mansio.schemas.decoding import reason
-from mansio.schemas.errors import MalformedValue, UnsupportedSchema
+from mansio.serde.errors import MalformedValue, UnsupportedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

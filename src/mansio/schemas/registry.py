@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.addresses import is_loopback_host
 from mansio.errors import ConfigError
-from mansio.schemas.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
+from mansio.serde.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from mansio.iceberg.errors import (
     NotAnArchiveTable,
     TableNotFound,
 )
-from mansio.schemas.errors import (
+from mansio.serde.errors import (
     MalformedValue,
     SchemaNotFound,
     SchemaRegistryError,

@@ -15,7 +15,7 @@ from mansio.pipelines.archive import ArchiveFailed, ArchiveJob, ArchiveResult, a
 from mansio.pipelines.mirroring.mirror import MirrorJob, MirrorResult, mirror, translate_offsets
 from mansio.pipelines.pipeline_progress import BatchProgress
 from mansio.pipelines.replay import PartitionReplay, ReplayReport, replay
-from mansio.schemas.errors import (
+from mansio.serde.errors import (
     MalformedValue,
     SchemaNotFound,
     SchemaRegistryError,

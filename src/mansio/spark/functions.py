@@ -280,8 +280,8 @@ def _arrow_udf(function: Any, kind: str, name: str) -> Callable[[Column | str], 
 
 def decode_array(array: pa.Array, column: ColumnFormat, is_permissive: bool) -> pa.Array:
     """Decode a column in a task. Raises `MalformedValue` unless `is_permissive`."""
-    from mansio.schemas.errors import MalformedValue
     from mansio.schemas.formats import cached_decoder
+    from mansio.serde.errors import MalformedValue
 
     values = [one.encode() if isinstance(one, str) else one for one in array.to_pylist()]
     found = cached_decoder(column).decode(values)

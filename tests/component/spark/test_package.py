@@ -41,6 +41,6 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.iceberg",
         "mansio.iceberg.errors",
         "mansio.schemas",
-        "mansio.schemas.errors",
+        "mansio.serde.errors",
         "mansio.version",
     }

@@ -17,8 +17,8 @@ from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
 from mansio.iceberg.archive.table import open_table
 from mansio.pipelines.archive import ArchiveJob, archive
 from mansio.schemas.avro import AvroSchema
-from mansio.schemas.errors import UnsupportedSchema
 from mansio.schemas.registry import wire_format_header
+from mansio.serde.errors import UnsupportedSchema
 from mansio.spark.topic_table import read_topic_as_table
 from support.schema_registry import RegistryServer
 from system.spark.topics import contents

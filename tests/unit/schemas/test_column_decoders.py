@@ -25,9 +25,9 @@ from mansio.schemas.column_types import (
     spark_type,
     struct_type,
 )
-from mansio.schemas.errors import SchemaRegistryError, UnsupportedSchema
 from mansio.schemas.formats import ColumnFormat, SubjectDecoder, open_decoder
 from mansio.schemas.registry import SchemaRegistry, wire_format_header
+from mansio.serde.errors import SchemaRegistryError, UnsupportedSchema
 from support.protobuf_files import FLIGHT_PROTO, descriptor_set, flight_class, serialized_file
 from support.schema_registry import RegistryServer
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mansio.schemas.avro import AvroSchema, schema_of_type
 from mansio.schemas.column_types import arrow_type, spark_type
 from mansio.schemas.decoding import decode_objects, to_column
-from mansio.schemas.errors import MalformedValue, UnsupportedSchema
+from mansio.serde.errors import MalformedValue, UnsupportedSchema
 
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=6)
 MICROSECONDS = st.integers(-(10**15), 10**15)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mansio.schemas.column_types import spark_type
 from mansio.schemas.decoding import decode_objects, to_column
-from mansio.schemas.errors import MalformedValue, UnsupportedSchema
 from mansio.schemas.json_schema import JsonSchema
+from mansio.serde.errors import MalformedValue, UnsupportedSchema
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

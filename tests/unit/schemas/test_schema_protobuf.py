@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mansio.schemas.column_types import spark_type
 from mansio.schemas.decoding import decode_objects, to_column
-from mansio.schemas.errors import MalformedValue, UnsupportedSchema
 from mansio.schemas.protobuf import (
     ProtobufSchema,
     default_message,
@@ -23,6 +22,7 @@ from mansio.schemas.protobuf import (
     pool_of_descriptor_set,
     pool_of_files,
 )
+from mansio.serde.errors import MalformedValue, UnsupportedSchema
 from support.protobuf_files import FLIGHT_PROTO, descriptor_set, flight_class, serialized_file
 
 SCALARS: dict[int, tuple[str, st.SearchStrategy[Any]]] = {

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mansio.errors import ConfigError
 from mansio.schemas import registry as registry_module
-from mansio.schemas.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
 from mansio.schemas.registry import (
     ATTEMPTS_MAX,
     RegistryCredentials,
@@ -21,6 +20,7 @@ from mansio.schemas.registry import (
     split_wire_format,
     wire_format_header,
 )
+from mansio.serde.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
 from support.schema_registry import RegistryServer
 
 if TYPE_CHECKING:

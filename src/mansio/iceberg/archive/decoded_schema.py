@@ -18,7 +18,7 @@ import pyarrow as pa
 from mansio.iceberg.archive.table_format import DECODED_COLUMNS, TABLE_SCHEMA
 from mansio.iceberg.errors import InvalidDataFiles
 from mansio.schemas.column_types import conform, merge_types, normalized
-from mansio.schemas.errors import UnsupportedSchema
+from mansio.serde.errors import UnsupportedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

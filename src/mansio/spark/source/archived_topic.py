@@ -28,8 +28,8 @@ from mansio.iceberg.archive.table_scan import Selection, selected_files
 from mansio.iceberg.archive.time_travel import is_archive_of
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.schemas.column_types import check_readable, conform
-from mansio.schemas.errors import UnsupportedSchema
 from mansio.schemas.formats import open_decoder
+from mansio.serde.errors import UnsupportedSchema
 from mansio.spark.arrow.schema import RECORD_SCHEMA
 from mansio.spark.options import DECODED_COLUMNS, OffsetSpec, Subscription
 from mansio.spark.source.offsets import (

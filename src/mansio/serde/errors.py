@@ -23,3 +23,7 @@ class SchemaNotFound(SchemaRegistryError):
     """The schema registry does not have this schema, subject or version."""
 
     retriable = False
+
+
+class InvalidSchema(MansioError):
+    """The text is no valid schema of its format, or exceeds a bound."""

@@ -1,0 +1,1 @@
+"""Formats of schemas: each module parses the schemas of one format."""
