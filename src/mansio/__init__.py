@@ -57,6 +57,13 @@ if TYPE_CHECKING:
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
     from mansio.client.admin.record_search import FoundRecord, SearchProgress, SkippedRange
     from mansio.client.admin.schedules import CatchUp, Schedule, ScheduleAdmin
+    from mansio.client.admin.schemas import (
+        CompatibilityResult,
+        RegisteredVersion,
+        SchemaAdmin,
+        SchemaById,
+        SchemaReference,
+    )
     from mansio.client.admin.shares import (
         LeasedRange,
         LeaseHolder,
@@ -135,6 +142,7 @@ __all__ = [
     "ClusterFeatures",
     "ClusterStatus",
     "CommittedOffset",
+    "CompatibilityResult",
     "ConfigEntry",
     "Consumer",
     "DefaultEntity",
@@ -196,11 +204,15 @@ __all__ = [
     "RecordMetadata",
     "RecordTrace",
     "RedriveResult",
+    "RegisteredVersion",
     "Remedy",
     "RemedyKind",
     "ResourceType",
     "Schedule",
     "ScheduleAdmin",
+    "SchemaAdmin",
+    "SchemaById",
+    "SchemaReference",
     "SearchProgress",
     "ShareAdmin",
     "ShareGroupDescription",
@@ -238,6 +250,7 @@ _CLUSTER = "mansio.client.admin.cluster"
 _HOT_PARTITIONS = "mansio.client.admin.hot_partitions"
 _REMEDIES = "mansio.state.hot_partitions.remedies"
 _DELAYS = "mansio.client.admin.delays"
+_SCHEMAS = "mansio.client.admin.schemas"
 _TRACES = "mansio.client.admin.traces"
 _RECORD_SEARCH = "mansio.client.admin.record_search"
 _EXPLANATIONS = "mansio.client.admin.explanations"
@@ -338,6 +351,11 @@ _LAZY = {
     "TopicDescription": _ADMIN,
     "TopicPartition": _TYPES,
     "RecordTrace": _TRACES,
+    "CompatibilityResult": _SCHEMAS,
+    "RegisteredVersion": _SCHEMAS,
+    "SchemaAdmin": _SCHEMAS,
+    "SchemaById": _SCHEMAS,
+    "SchemaReference": _SCHEMAS,
     "TraceAdmin": _TRACES,
     "TraceEvent": _TRACES,
     "FoundRecord": _RECORD_SEARCH,

@@ -59,6 +59,20 @@ class InvalidRequest(RequestError):
     """The request is inconsistent or has an invalid field."""
 
 
+class SchemaRegistryRefusal(RequestError):
+    """The schema registry refuses the request."""
+
+    code: int = 422
+    """Error code of the registry's REST API: a status of HTTP, or one with two more digits."""
+
+    @classmethod
+    def of(cls, code: int, message: str) -> Self:
+        """The error with a code of the REST API."""
+        error = cls(message)
+        error.code = code
+        return error
+
+
 class InvalidReceipt(InvalidRequest):
     """The text is not a receipt of a leased record."""
 

@@ -140,7 +140,7 @@ class FileJob(NamedTuple):
 
 
 class FileWorker(Protocol):
-    """Another process that does jobs on open files, one at a time."""
+    """Another process that does jobs, also on open files, one at a time."""
 
     async def run(self, prepare: Callable[[], FileJob], *, timeout_ms: float) -> bytes:
         """Call `prepare` when it is the turn of this job, and return the answer.

@@ -261,8 +261,8 @@ def test_slow_revocation_keeps_the_session_and_the_partition(
             member = membership(first)
             ask = member._cluster.request_coordinator
 
-            async def counted(group: str, api_key: int, *given: Any, **how: Any) -> Any:
-                answer = await ask(group, api_key, *given, **how)
+            async def counted(key: str, api_key: int, *given: Any, **how: Any) -> Any:
+                answer = await ask(key, api_key, *given, **how)
                 if api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
                     beats.append(answer.member_epoch)
                 return answer

@@ -84,6 +84,7 @@ ERROR_CODES: Final[Mapping[ResourceType, int]] = {
     ResourceType.TRANSACTIONAL_ID: 53,
     ResourceType.DELEGATION_TOKEN: 65,
     ResourceType.USER: 65,
+    ResourceType.SUBJECT: 31,
 }
 """Kafka's error codes of refusals."""
 
@@ -97,6 +98,7 @@ _DESCRIBE_GROUP = Right(_O.DESCRIBE, _T.GROUP)
 _DELETE_GROUP = Right(_O.DELETE, _T.GROUP)
 _WRITE_TRANSACTION = Right(_O.WRITE, _T.TRANSACTIONAL_ID)
 _DESCRIBE_TRANSACTION = Right(_O.DESCRIBE, _T.TRANSACTIONAL_ID)
+_READ_SUBJECT = Right(_O.READ, _T.SUBJECT)
 _DESCRIBE_CLUSTER = Right(_O.DESCRIBE, _T.CLUSTER)
 _ALTER_CLUSTER = Right(_O.ALTER, _T.CLUSTER)
 _CLUSTER_ACTION = Right(_O.CLUSTER_ACTION, _T.CLUSTER)
@@ -163,7 +165,8 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
             _need(_DESCRIBE_TRANSACTION, when="transactional ids"),
             _need(_CLUSTER_ACTION, when="share partitions"),
         ),
-        note="For a query of Spark, DESCRIBE TRANSACTIONAL_ID for `mansio-spark:QUERY:` is enough.",
+        note="For a query of Spark, DESCRIBE TRANSACTIONAL_ID for `mansio-spark:QUERY:` is enough. For the schema "
+        "registry, none is needed.",
     ),
     ApiKey.JOIN_GROUP: _MEMBER,
     ApiKey.HEARTBEAT: _MEMBER,
@@ -351,6 +354,25 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ),
     ApiKey.READ_TRACE: Row(_READS, _BROKERS, brokers_only=True),
     ApiKey.SEARCH_RECORDS: Row(_READS, (_need(_READ_TOPIC, place=_WHOLE),)),
+    ApiKey.DESCRIBE_SCHEMAS: Row(
+        _READS,
+        (
+            _need(_READ_SUBJECT, place=_WHOLE, when="schemas"),
+            _need(Right(_O.DESCRIBE_CONFIGS, _T.SUBJECT), place=_WHOLE, when="settings of a subject"),
+            _need(Right(_O.DESCRIBE_CONFIGS, _T.CLUSTER), place=_WHOLE, when="settings of all subjects"),
+            _need(_READ_SUBJECT, place=Place.OMITTED, when="lists"),
+        ),
+        note="A schema is found by its id if one of its subjects may be read.",
+    ),
+    ApiKey.ALTER_SCHEMAS: Row(
+        _ADMINISTERS,
+        (
+            _need(Right(_O.WRITE, _T.SUBJECT), place=_WHOLE, when="register"),
+            _need(Right(_O.DELETE, _T.SUBJECT), place=_WHOLE, when="delete"),
+            _need(Right(_O.ALTER_CONFIGS, _T.SUBJECT), place=_WHOLE, when="settings of a subject"),
+            _need(Right(_O.ALTER_CONFIGS, _T.CLUSTER), place=_WHOLE, when="settings of all subjects"),
+        ),
+    ),
     ApiKey.EXPLAIN_GROUP: Row(
         _READS,
         (

@@ -18,7 +18,21 @@ import typer
 
 import mansio_demo
 from mansio.cli import mcp, pipeline
-from mansio.cli.admin import acl, cluster, context, dlq, group, quota, schedule, token, topic, txn, user, why
+from mansio.cli.admin import (
+    acl,
+    cluster,
+    context,
+    dlq,
+    group,
+    quota,
+    schedule,
+    schema,
+    token,
+    topic,
+    txn,
+    user,
+    why,
+)
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, delayed, produce, trace
 from mansio.cli.support.common import print_error
@@ -57,6 +71,7 @@ app.add_typer(quota.app, name="quota")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(token.app, name="token")
+app.add_typer(schema.app, name="schema")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")
 app.add_typer(context.app, name="context")

@@ -30,6 +30,7 @@ from mansio.client.admin import cluster as asyncio_cluster
 from mansio.client.admin import delays as asyncio_delays
 from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import schedules as asyncio_schedules
+from mansio.client.admin import schemas as asyncio_schemas
 from mansio.client.admin import shares as asyncio_shares
 from mansio.client.admin import tokens as asyncio_tokens
 from mansio.client.admin import traces as asyncio_traces
@@ -120,6 +121,24 @@ class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
     redrive = blocking(asyncio_shares.ShareAdmin.redrive)
 
 
+class SchemaAdmin(BlockingProxy[asyncio_schemas.SchemaAdmin]):
+    """The schema registry of one cluster; available as `client.admin.schemas`."""
+
+    register = blocking(asyncio_schemas.SchemaAdmin.register)
+    look_up = blocking(asyncio_schemas.SchemaAdmin.look_up)
+    check = blocking(asyncio_schemas.SchemaAdmin.check)
+    subjects = blocking(asyncio_schemas.SchemaAdmin.subjects)
+    versions = blocking(asyncio_schemas.SchemaAdmin.versions)
+    version = blocking(asyncio_schemas.SchemaAdmin.version)
+    by_id = blocking(asyncio_schemas.SchemaAdmin.by_id)
+    by_guid = blocking(asyncio_schemas.SchemaAdmin.by_guid)
+    uses = blocking(asyncio_schemas.SchemaAdmin.uses)
+    delete = blocking(asyncio_schemas.SchemaAdmin.delete)
+    compatibility = blocking(asyncio_schemas.SchemaAdmin.compatibility)
+    set_compatibility = blocking(asyncio_schemas.SchemaAdmin.set_compatibility)
+    request = blocking(asyncio_schemas.SchemaAdmin.request)
+
+
 class TraceAdmin(BlockingProxy[asyncio_traces.TraceAdmin]):
     """The history of the records of one cluster; available as `client.admin.traces`."""
 
@@ -196,6 +215,7 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)
         """Share groups."""
+        self.schemas: SchemaAdmin = SchemaAdmin(thread, original.schemas)
         self.traces: TraceAdmin = TraceAdmin(thread, original.traces)
         """The history of records."""
         self.delays: DelayAdmin = DelayAdmin(thread, original.delays)

@@ -321,6 +321,12 @@ class Settings:
         "Names, separated by commas, by which clients reach the HTTP API, besides localhost and IP addresses. A "
         "request with another name in its Host header is refused: it may come from a page in a browser.",
     )
+    registry_listener: str = _setting(
+        "",
+        "host:port at whose root the REST API of the schema registry is, which the HTTP listener has under /registry. "
+        "It has the security protocol of the HTTP listener. Empty: off.",
+        is_address=True,
+    )
     sqs_listener: str = _setting(
         "", "host:port of the endpoint for programs written for Amazon SQS. Empty: off.", is_address=True
     )
@@ -339,8 +345,8 @@ class Settings:
     )
     share_ports: bool = _setting(
         False,
-        "Let other processes of the same user serve the ports of HTTP, gRPC and SQS, too (SO_REUSEPORT): each "
-        "connection reaches one of them. serve --processes sets it.",
+        "Let other processes of the same user serve the ports of HTTP, registry, gRPC and SQS, too (SO_REUSEPORT): "
+        "each connection reaches one of them. serve --processes sets it.",
     )
     supervisor_listener: str = _setting(
         "127.0.0.1:9081",
@@ -893,6 +899,8 @@ class Settings:
         found = [served_by_kafka(each, certificates) for each in self.kafka_listeners.all]
         if self.http_address is not None:
             found.append(served_to_users("http", self.http_address, self.http_security, certificates))
+        if self.registry_address is not None:
+            found.append(served_to_users("registry", self.registry_address, self.http_security, certificates))
         if self.grpc_address is not None:
             found.append(served_to_users("grpc", self.grpc_address, self.grpc_security, certificates))
         if self.sqs_address is not None:
@@ -918,6 +926,11 @@ class Settings:
     def http_address(self) -> Address | None:
         """Address on which the broker serves HTTP; None: it does not."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
+
+    @property
+    def registry_address(self) -> Address | None:
+        """Address of the schema registry alone; None: there is none."""
+        return parse_address("registry_listener", self.registry_listener) if self.registry_listener else None
 
     @property
     def grpc_address(self) -> Address | None:

@@ -32,5 +32,7 @@ class HostPorts(NamedTuple):
     them."""
     file_worker: FileWorker | None = None
     """Searches files in another process; None for a disk in memory, which is searched in this one."""
+    schema_worker: FileWorker | None = None
+    """Parses and compares schemas in another process; None to do it in this one."""
     processor_s: Callable[[], float] = lambda: 0.0
     """Returns the processor time that the process has used, in seconds; always 0 if it is not known."""

@@ -1,11 +1,11 @@
-"""Child process that does jobs on open files for its parent: the first job starts it, and it ends after idling.
+"""Child process that does jobs for its parent, also on open files: the first job starts it, and it ends after idling.
 
     parent -> child: a frame and, with it, the descriptors of the files    (a pair of sockets; SCM_RIGHTS)
     child -> parent: a frame
 
-The child runs `serve_jobs` with the lowest priority that the system has. It gets descriptors in place of paths, so a
-file that is replaced or removed meanwhile is read as it was. On Linux the child ends with its parent, on other systems
-at the latest when the parent's end of the sockets is closed.
+The child runs `serve_jobs`, if wanted with the lowest priority that the system has. It gets descriptors in place of
+paths, so a file that is replaced or removed meanwhile is read as it was. On Linux the child ends with its parent, on
+other systems at the latest when the parent's end of the sockets is closed.
 
 Invariants:
 * A child has one job at a time; jobs wait in the order of the calls. The caller bounds their number.
@@ -51,8 +51,9 @@ _NICE: Final = 19
 class WorkerProcess:
     """The parent's end (`mansio.ports.FileWorker`). All methods run on one event loop."""
 
-    def __init__(self, command: Sequence[str], *, idle_s: float = IDLE_S) -> None:
-        """`command`: starts a process that calls `serve_jobs`."""
+    def __init__(self, command: Sequence[str], name: str, *, idle_s: float = IDLE_S) -> None:
+        """`command`: starts a process that calls `serve_jobs`; `name`: of the process, for errors."""
+        self._name = name
         self._child = ChildProcess(command, RelayedOutput(_log_line))
         self._idle_s = idle_s
         self._socket: socket.socket | None = None
@@ -91,11 +92,11 @@ class WorkerProcess:
                 return await self._exchange(job, files)
         except TimeoutError:
             await self._end()
-            raise RequestTimedOut("the search process does not answer") from None
+            raise RequestTimedOut(f"the {self._name} process does not answer") from None
         except (OSError, EOFError, asyncio.IncompleteReadError) as error:
             code = await self._end()
             reason = str(error) if code is None else exit_reason(code)
-            raise Unavailable(f"the search process has failed: {reason}") from error
+            raise Unavailable(f"the {self._name} process has failed: {reason}") from error
         except asyncio.CancelledError:  # the answer would be taken for that of the next job
             await self._end()
             raise
@@ -184,10 +185,11 @@ def _log_line(line: bytes) -> None:
 # -- in the child --------
 
 
-def serve_jobs(run: Callable[[bytes, Sequence[int]], bytes]) -> None:
+def serve_jobs(run: Callable[[bytes, Sequence[int]], bytes], *, is_idle: bool = True) -> None:
     """Run jobs until the parent closes its end: `run(job, descriptors)` returns the answer. Its errors end the
-    process."""
-    lower_priority()
+    process. `is_idle`: with the lowest priority."""
+    if is_idle:
+        lower_priority()
     with socket.socket(fileno=STANDARD_INPUT) as channel:
         channel.setblocking(True)
         while True:

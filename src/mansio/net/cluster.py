@@ -65,6 +65,9 @@ COORDINATORS_MAX = 1_000
 """Number of known coordinators at which all of them are forgotten."""
 TRANSACTION_KEY_TYPE = 1
 """`key_type` of a FindCoordinator request for a transactional id."""
+SCHEMAS_KEY_TYPE = 100
+"""`key_type` of a FindCoordinator request for the schema registry, an addition of Mansio."""
+_KEY_TYPES = {GROUP_KEY_TYPE: "group", TRANSACTION_KEY_TYPE: "transactional id", SCHEMAS_KEY_TYPE: "topic"}
 UNKNOWN_NODE = -1
 """Node id of a broker of which only the address is known."""
 _NEVER = float("-inf")
@@ -417,8 +420,7 @@ class Cluster:
             found = response.coordinators[0] if response.coordinators else response
             raise_for_code(found.error_code, found.error_message)
             if not found.host:
-                what = "group" if key_type == GROUP_KEY_TYPE else "transactional id"
-                raise CoordinatorNotAvailable(f"{what} {key} has no coordinator")
+                raise CoordinatorNotAvailable(f"{_KEY_TYPES.get(key_type, '')} {key} has no coordinator")
             if len(self._coordinators) >= COORDINATORS_MAX:
                 self._coordinators.clear()
             node = self._coordinators[key_type, key] = Node(found.node_id, found.host, found.port)
@@ -431,17 +433,19 @@ class Cluster:
 
     async def request_coordinator(
         self,
-        group: str,
+        key: str,
         api_key: int,
         fields: Mapping[str, Any],
         *,
+        key_type: int = GROUP_KEY_TYPE,
         check: Callable[[Any], None] | None = None,
         channel: str = "group",
         timeout_ms: float | None = None,
         retry_timeout_ms: float | None = None,
         not_retried: tuple[type[MansioError], ...] = (),
     ) -> Any:
-        """Send a request to a group's current coordinator, and return the response.
+        """Send a request to the current coordinator of a group, or of another key of `key_type`, and return the
+        response.
 
         `timeout_ms` bounds one attempt, `retry_timeout_ms` all attempts. `check`: see `request`; `not_retried`: see
         `retry`.
@@ -449,12 +453,14 @@ class Cluster:
 
         async def attempt() -> Any:
             try:
-                connection = await self.coordinator(group, channel)
+                connection = await self.coordinator(key, channel, key_type=key_type)
                 return _check_response(
                     await connection.request(api_key, fields, timeout_ms=timeout_ms), check
                 )
             except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost, RequestTimedOut):
-                self.forget_coordinator(group)  # a coordinator that does not respond may have been replaced
+                self.forget_coordinator(
+                    key, key_type=key_type
+                )  # a coordinator that does not respond may have been replaced
                 raise
 
         return await self.retry(attempt, timeout_ms=retry_timeout_ms, not_retried=not_retried)

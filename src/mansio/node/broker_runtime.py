@@ -22,6 +22,8 @@ from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
 from mansio.broker.coordinator.group.settings import group_settings
 from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.coordinator.registry.schema_checks import SchemaChecks
+from mansio.broker.coordinator.registry.schema_coordinator import SchemaCoordinator
 from mansio.broker.coordinator.share.dead_letter_manager import create_dead_letter_manager
 from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterResumption
 from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
@@ -79,6 +81,7 @@ from mansio.broker.services.reassignments import ReassignmentService
 from mansio.broker.services.recent_refusals import RecentRefusals
 from mansio.broker.services.record_search import RecordSearchService
 from mansio.broker.services.records import RecordService
+from mansio.broker.services.schema_registry import SchemaRegistryService
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
@@ -106,6 +109,7 @@ from mansio.state.trace.trace_buffer import TraceBuffer
 from mansio.storage.active_files import ACTIVE_FILES_MAX
 from mansio.storage.file_cache import OPEN_FILES_MAX, FileCache
 from mansio.storage.group_commit import GroupCommit
+from mansio.wire.internal_records.schema_records import SCHEMAS_TOPIC
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
@@ -294,6 +298,7 @@ class BrokerRuntime:
         )
         self.transactions = self._build_transaction_coordinator()
         self.batch_commits = self._build_batch_committer()
+        self.schemas = self._build_schema_coordinator()
         self.dead_letters = create_dead_letter_manager(
             settings,
             host_ports,
@@ -470,6 +475,23 @@ class BrokerRuntime:
             lookup=None
             if cluster_member is None
             else ClusterCoordinatorLookup(self.state, TRANSACTION_STATE_TOPIC),
+        )
+
+    def _build_schema_coordinator(self) -> SchemaCoordinator:
+        def is_own_topic() -> bool:
+            topic = self.state.topics.get(SCHEMAS_TOPIC)
+            return topic is None or topic.internal
+
+        return SchemaCoordinator(
+            node_id=self.settings.node_id,
+            clock=self.host_ports.clock,
+            scheduler=self.host_ports.scheduler,
+            create_topic=partial(self._create_internal_topic, SCHEMAS_TOPIC, 1),
+            is_own_topic=is_own_topic,
+            checks=SchemaChecks(self.host_ports.schema_worker),
+            lookup=None
+            if self.cluster_member is None
+            else ClusterCoordinatorLookup(self.state, SCHEMAS_TOPIC),
         )
 
     def _build_batch_committer(self) -> BatchCommitter:
@@ -788,6 +810,7 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 authorization=authorization,
             ),
+            schemas=SchemaRegistryService(self.schemas, authorization=authorization),
             record_search=RecordSearchService(
                 self.partitions,
                 worker=host_ports.file_worker,
@@ -879,6 +902,7 @@ class BrokerRuntime:
                 partitions.partitions_of(SHARE_STATE_TOPIC), self._truncated_share_state_partitions
             )
             await self.transactions.start(partitions.partitions_of(TRANSACTION_STATE_TOPIC))
+            await self.schemas.start(partitions.partitions_of(SCHEMAS_TOPIC))
         else:
             self.cluster_member.attach_partitions(
                 partitions,
@@ -895,6 +919,7 @@ class BrokerRuntime:
         stack.push_async_callback(self.share_state.close)
         stack.push_async_callback(self.transactions.close)
         stack.callback(self.batch_commits.close)
+        stack.push_async_callback(self.schemas.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
         stack.callback(self.service.passwords.stop)
@@ -970,6 +995,8 @@ class BrokerRuntime:
             self.share_state.handle_role_change(partition)
         elif partition.topic == TRANSACTION_STATE_TOPIC:
             self.transactions.handle_role_change(partition)
+        elif partition.topic == SCHEMAS_TOPIC:
+            self.schemas.handle_role_change(partition)
         self.shares.handle_role_change(partition)
 
     async def _create_internal_topic(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:

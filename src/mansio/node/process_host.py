@@ -16,7 +16,7 @@ from mansio.host.host_ports import HostPorts
 from mansio.host.threads import BackgroundThread
 from mansio.host.worker_process import WorkerProcess
 from mansio.metadata.sqlite.store import SqliteStore
-from mansio.node.search_process import COMMAND
+from mansio.node import schema_process, search_process
 from mansio.ports import complete_from
 from mansio.tracebacks import result_of
 
@@ -49,8 +49,10 @@ class ProcessHost:
         self._scheduler = AsyncioScheduler(loop)
         disk = HostDisk()
         stack.callback(disk.close)
-        searches = WorkerProcess(COMMAND)
+        searches = WorkerProcess(search_process.COMMAND, "search")
         stack.push_async_callback(searches.close)
+        schemas = WorkerProcess(schema_process.COMMAND, "schema")
+        stack.push_async_callback(schemas.close)
         self.ports = HostPorts(
             disk,
             HostClock(),
@@ -65,6 +67,7 @@ class ProcessHost:
             password_thread=self._start_thread(stack, "mansio-passwords"),
             boot_id=boot_id(),
             file_worker=searches,
+            schema_worker=schemas,
             processor_s=processor_s,
         )
 

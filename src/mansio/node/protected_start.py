@@ -219,7 +219,12 @@ def names_of(settings: Settings) -> frozenset[str]:
     addresses = [
         address for each in settings.kafka_listeners.all for address in (each.address, each.advertised)
     ]
-    addresses += [settings.http_address, settings.grpc_address, settings.sqs_address]
+    addresses += [
+        settings.http_address,
+        settings.registry_address,
+        settings.grpc_address,
+        settings.sqs_address,
+    ]
     names |= {each.host.lower() for each in addresses if each is not None and not each.is_wildcard}
     if (host := socket.gethostname().lower()).isascii():
         names.add(host)

@@ -156,6 +156,12 @@ class TestBroker:
         return f"{_scheme(self._settings.http_security)}://{self._http_address}"
 
     @property
+    def registry_url(self) -> str:
+        """Address of the schema registry, for its clients, as `http://host:port/registry`, `https` with TLS; the HTTP
+        listener starts at the first use."""
+        return f"{self.http_url}/registry"
+
+    @property
     def sqs_url(self) -> str:
         """Address for programs written for Amazon SQS (`AWS_ENDPOINT_URL_SQS`), as `http://host:port`, `https` with
         TLS; the listener starts at the first use."""

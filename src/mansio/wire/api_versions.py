@@ -121,6 +121,8 @@ class ApiKey(IntEnum):
     DESCRIBE_PARTITION_RATES = 20129
     READ_TRACE = 20130
     SEARCH_RECORDS = 20131
+    DESCRIBE_SCHEMAS = 20132
+    ALTER_SCHEMAS = 20133
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -793,6 +795,21 @@ _ROWS: Final = (
         note="Mansio's own. One step of a search for the records of a partition that have a key or an id "
         "(`mansio-id`); its leader answers.",
     ),
+    Api(
+        ApiKey.DESCRIBE_SCHEMAS,
+        0,
+        0,
+        "schemas.describe_schemas",
+        note="Mansio's own. Subjects, versions and settings of the schema registry, and what is compatible; the leader "
+        "of `_schemas` answers, found by FindCoordinator with key type 100.",
+    ),
+    Api(
+        ApiKey.ALTER_SCHEMAS,
+        0,
+        0,
+        "schemas.alter_schemas",
+        note="Mansio's own. Registers and deletes schemas, and changes the settings of subjects; as DescribeSchemas.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -910,6 +927,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_HOT_PARTITIONS: 0,
     ApiKey.DESCRIBE_PARTITION_RATES: 0,
     ApiKey.SEARCH_RECORDS: 0,
+    ApiKey.DESCRIBE_SCHEMAS: 0,
+    ApiKey.ALTER_SCHEMAS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

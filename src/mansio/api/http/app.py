@@ -1,4 +1,4 @@
-"""ASGI application of a broker: the routes of `health`, `metrics` and `v1`, with the common error handlers."""
+"""ASGI application of a broker: the routes of `health`, `metrics`, `v1` and `registry`, and common error handlers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mansio.api.http import health, metrics
 from mansio.api.http.authentication import CertificateAuthentication, LogInAuthentication
 from mansio.api.http.errors import EXCEPTION_HANDLERS
 from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
+from mansio.api.http.registry import routes as registry
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.http.v1 import routes as v1
 from mansio.api.http.v1.operation import ApiContext
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import BrokerStats, RunningBroker
     from mansio.broker.services.log_ins import LogInService
+    from mansio.config.addresses import Address
     from mansio.config.settings import Settings
     from mansio.state.authentication.revocation import RevocationLists
 
@@ -44,10 +46,12 @@ def authenticating(
     settings: Settings,
     running: Callable[[], RunningBroker | None],
     revocations: Callable[[], RevocationLists | None] = lambda: None,
+    *,
+    address: Address | None = None,
 ) -> ASGIApp:
     """Return an application behind the authentication of the HTTP listener with these settings. `running`: returns the
-    broker, None before it has started. `revocations`: returns the revocation lists of certificates. Raises
-    `ConfigError`."""
+    broker, None before it has started. `revocations`: returns the revocation lists of certificates. `address`: of the
+    listener, by default that of the settings. Raises `ConfigError`."""
 
     def log_ins() -> LogInService | None:
         broker = running()
@@ -58,7 +62,7 @@ def authenticating(
     if has_certificate_users(settings.http_security, settings.ssl_client_auth):
         rules = MappingRules(settings.ssl_principal_mapping_rules)
         return CertificateAuthentication(app, rules, log_ins, revocations)
-    address = settings.http_address
+    address = address or settings.http_address
     if settings.authorizer != "none" and (address is None or is_loopback_host(address.host)):
         # Programs on this machine may log in, for the rights of their user.
         return LogInAuthentication(app, log_ins, is_required=False)
@@ -76,8 +80,8 @@ def assemble(
     disk: DiskMonitor | None = None,
     context: ApiContext | None = None,
 ) -> Starlette:
-    """Build the ASGI application for any `BrokerStats`, with the routes of `/v1` if there is a `context`. The monitors
-    run as long as the application runs."""
+    """Build the ASGI application for any `BrokerStats`, with the routes of `/v1` and `/registry` if there is a
+    `context`. The monitors run as long as the application runs."""
 
     if disk is not None:
         view.on_disk_full_change(disk.request_query)
@@ -99,6 +103,7 @@ def assemble(
             *health.routes(view, loop_monitor, disk),
             *metrics.routes(view, loop_monitor, disk),
             *(v1.routes(context) if context is not None else ()),
+            *(registry.routes(context) if context is not None else ()),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.reassignments import ReassignmentService
     from mansio.broker.services.record_search import RecordSearchService
     from mansio.broker.services.records import RecordService
+    from mansio.broker.services.schema_registry import SchemaRegistryService
     from mansio.broker.services.share_groups.leases import LeaseService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
@@ -119,5 +120,6 @@ class BrokerServices:
     authenticator: BrokerAuthenticator
     health: HealthService
     hot_partitions: HotPartitionService
+    schemas: SchemaRegistryService
     cluster: ClusterServices | None = None
     """None on a single node."""

@@ -29,6 +29,7 @@ def show(
     data: DataOption = None,
     kafka: KafkaOption = None,
     http: HttpOption = None,
+    registry: RegistryOption = None,
     sqs: SqsOption = None,
     grpc: GrpcOption = None,
     node_id: NodeIdOption = None,
@@ -52,6 +53,7 @@ def show(
         "data_dir": data,
         "listeners": kafka,
         "http_listener": http,
+        "registry_listener": registry,
         "sqs_listener": sqs,
         "grpc_listener": grpc,
         "node_id": node_id,
@@ -81,6 +83,7 @@ SETTING_FLAGS = {
     "listeners": "--kafka",
     "advertised_listeners": "--advertise",
     "http_listener": "--http",
+    "registry_listener": "--registry",
     "sqs_listener": "--sqs",
     "grpc_listener": "--grpc",
     "node_id": "--node-id",
@@ -117,6 +120,14 @@ GrpcOption = Annotated[
         "--grpc",
         metavar="HOST:PORT",
         help="Listener of the gRPC API, for example 127.0.0.1:50051; needs the extra grpc. [default: off]",
+    ),
+]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="HOST:PORT",
+        help="Serve the schema registry at the root of this address, too. [default: off]",
     ),
 ]
 SqsOption = Annotated[

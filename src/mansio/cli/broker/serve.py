@@ -33,6 +33,7 @@ from mansio.cli.broker.config import (
     NodeIdOption,
     ProcessesOption,
     RackOption,
+    RegistryOption,
     SecureOption,
     SetOption,
     SqsOption,
@@ -75,6 +76,7 @@ def serve(
     data: DataOption = None,
     kafka: KafkaOption = None,
     http: HttpOption = None,
+    registry: RegistryOption = None,
     sqs: SqsOption = None,
     grpc: GrpcOption = None,
     node_id: NodeIdOption = None,
@@ -111,6 +113,7 @@ def serve(
         "data_dir": data,
         "listeners": kafka,
         "http_listener": http,
+        "registry_listener": registry,
         "sqs_listener": sqs,
         "grpc_listener": grpc,
         "node_id": node_id,
@@ -194,7 +197,7 @@ async def _serve(
             )
             if settings.share_ports:
                 addresses |= await _start_http(settings, broker, view, app, servers)
-            addresses |= await _start_servers(settings, broker, servers)
+            addresses |= await _start_servers(settings, broker, view, servers)
             known = None if protected_start is None else _client_files(broker, protected_start)
             _print_ready(settings, broker, addresses)
             if protected_start is not None and known is not None:
@@ -319,13 +322,31 @@ async def _open_control_channel(
 
 
 async def _start_servers(
-    settings: Settings, broker: Broker, servers: dict[str, HttpServer | GrpcServer]
+    settings: Settings, broker: Broker, view: ServiceStats, servers: dict[str, HttpServer | GrpcServer]
 ) -> dict[str, Address]:
     """Start the listeners that are configured besides Kafka's and HTTP, and add them to `servers`. Return their
     addresses. Raises `ConfigError` if an address is not available."""
     from mansio.config.addresses import Address
 
     wanted: dict[str, tuple[Address, HttpServer | GrpcServer]] = {}
+    if (address := settings.registry_address) is not None:
+        from mansio.api.asgi.server import HttpServer
+        from mansio.api.http.app import authenticating
+        from mansio.api.http.registry.routes import root_app
+        from mansio.api.http.v1.operation import ApiContext
+
+        app = root_app(ApiContext(view.running, settings))
+        wanted["registry"] = (
+            address,
+            HttpServer(
+                authenticating(app, settings, view.running, broker.revocations, address=address),
+                *address,
+                broker.tls_context(settings.http_security),
+                broker.handshakes,
+                broker.throttle,
+                is_shared=settings.share_ports,
+            ),
+        )
     if (address := settings.sqs_address) is not None:
         from mansio.api.asgi.server import HttpServer
         from mansio.api.sqs.app import SqsEndpoint

@@ -17,6 +17,7 @@ from mansio.client.admin.explanations import SAMPLE_SECONDS, GroupExplanation, e
 from mansio.client.admin.groups import GroupDescription, GroupListings, describe_group, list_groups
 from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
+from mansio.client.admin.schemas import SchemaAdmin
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.tokens import TokenAdmin
 from mansio.client.admin.traces import TraceAdmin
@@ -125,6 +126,8 @@ class Admin:
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)
         """Share groups."""
+        self.schemas: SchemaAdmin = SchemaAdmin(cluster)
+        """The schema registry."""
         self.traces: TraceAdmin = TraceAdmin(cluster)
         """The history of records."""
         self.delays: DelayAdmin = DelayAdmin(cluster)

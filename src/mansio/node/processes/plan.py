@@ -45,7 +45,7 @@ OWN_DIRECTORY: Final = "."
 PORT_MAX: Final = 65_535
 PROCESSES_ROOM: Final = 64
 """Number of processes for whose ports there is room when the etcd member gets its own."""
-SHARED_LISTENERS: Final = ("http_listener", "grpc_listener", "sqs_listener")
+SHARED_LISTENERS: Final = ("http_listener", "registry_listener", "grpc_listener", "sqs_listener")
 
 
 class Layout(NamedTuple):
@@ -232,7 +232,13 @@ def _moved_address(address: Address, number: int) -> Address:
 
 def _own_ports(settings: Settings, count: int) -> set[int]:
     """Return the ports that the settings name."""
-    shared = (settings.http_address, settings.grpc_address, settings.sqs_address, settings.supervisor_address)
+    shared = (
+        settings.http_address,
+        settings.registry_address,
+        settings.grpc_address,
+        settings.sqs_address,
+        settings.supervisor_address,
+    )
     ports = {address.port for address in shared if address is not None}
     for address in parse_listeners("listeners", settings.listeners).values():
         ports |= set(range(address.port, address.port + count))

@@ -456,6 +456,7 @@ def taken_port(settings: Settings) -> str | None:
     none does."""
     for flag, address in (
         ("--http", settings.http_address),
+        ("--registry", settings.registry_address),
         ("--grpc", settings.grpc_address),
         ("--sqs", settings.sqs_address),
     ):

@@ -46,6 +46,8 @@ class ResourceType(IntEnum):
     """A delegation token, by its id."""
     USER = 7
     """A user, by the principal."""
+    SUBJECT = 100
+    """A subject of the schema registry. Kafka has no such type; its clients show it as unknown."""
 
 
 class PatternType(IntEnum):
@@ -138,6 +140,13 @@ OPERATIONS: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
     ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE, Operation.TWO_PHASE_COMMIT),
     ResourceType.DELEGATION_TOKEN: (Operation.DESCRIBE,),
     ResourceType.USER: (Operation.CREATE_TOKENS, Operation.DESCRIBE_TOKENS),
+    ResourceType.SUBJECT: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.DELETE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
 }
 """The operations that exist for each type of resource; those that KIP-430 reports for topics, groups and the
 cluster."""

@@ -27,6 +27,9 @@ are advertised.
 asks the other brokers; it is not advertised. `SearchRecords` is one step of a search for records by key or id. It goes
 to the leader of the partition and is advertised.
 
+`DescribeSchemas` and `AlterSchemas` are the operations of the schema registry, with JSON objects as in Confluent's REST
+API. They go to the leader of `_schemas`, found by FindCoordinator with key type 100, and are advertised.
+
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
 
@@ -1432,6 +1435,48 @@ class DescribePartitionRatesResponse(_Flexible):
     topics: tuple[TopicRates, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeSchemasRequest(_Flexible):
+    """Request to the schema registry that changes nothing. `operation`: see
+    `mansio.broker.services.schema_registry`; `subject`: None for all; `arguments`: a JSON object."""
+
+    operation: str = field(metadata=_TEXT)
+    subject: str | None = field(metadata=_TEXT)
+    arguments: bytes = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeSchemasResponse(_Flexible):
+    """Response. `registry_code`: of a refusal by the registry, the error code of the REST API, else 0. `result`: JSON;
+    empty with an error."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    registry_code: int = field(metadata=_INT32, default=0)
+    result: bytes = field(metadata=_BYTES, default=b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterSchemasRequest(_Flexible):
+    """Request to the schema registry that changes something; see `DescribeSchemasRequest`."""
+
+    operation: str = field(metadata=_TEXT)
+    subject: str | None = field(metadata=_TEXT)
+    arguments: bytes = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterSchemasResponse(_Flexible):
+    """Response; see `DescribeSchemasResponse`."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    registry_code: int = field(metadata=_INT32, default=0)
+    result: bytes = field(metadata=_BYTES, default=b"")
+
+
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
@@ -1465,6 +1510,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.DESCRIBE_HOT_PARTITIONS: (DescribeHotPartitionsRequest, DescribeHotPartitionsResponse),
     ApiKey.DESCRIBE_PARTITION_RATES: (DescribePartitionRatesRequest, DescribePartitionRatesResponse),
     ApiKey.SEARCH_RECORDS: (SearchRecordsRequest, SearchRecordsResponse),
+    ApiKey.DESCRIBE_SCHEMAS: (DescribeSchemasRequest, DescribeSchemasResponse),
+    ApiKey.ALTER_SCHEMAS: (AlterSchemasRequest, AlterSchemasResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

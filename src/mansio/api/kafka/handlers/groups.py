@@ -32,6 +32,8 @@ Fields = dict[str, Any]
 KEY_TYPE_GROUP: Final = 0
 KEY_TYPE_TRANSACTION: Final = 1
 KEY_TYPE_SHARE: Final = 2
+KEY_TYPE_SCHEMAS: Final = 100
+"""Mansio's own: the broker that answers requests to the schema registry."""
 MEMBER_ID_REQUIRED: Final = 79
 """Kafka's error code."""
 
@@ -60,6 +62,8 @@ async def _coordinator(service: BrokerServices, key_type: int, key: str, context
             broker = await service.share_offsets.find_coordinator(key, caller=context.caller)
         elif key_type == KEY_TYPE_GROUP:
             broker = await service.group_service.find_coordinator(key, caller=context.caller)
+        elif key_type == KEY_TYPE_SCHEMAS:
+            broker = await service.schemas.find_coordinator()
         else:
             raise InvalidRequest(f"unknown coordinator type {key_type}")
     except MansioError as error:

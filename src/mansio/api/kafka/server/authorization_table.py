@@ -32,6 +32,7 @@ _GROUP: Final = word_of(ResourceType.GROUP)
 _CLUSTER: Final = word_of(ResourceType.CLUSTER)
 _USER: Final = word_of(ResourceType.USER)
 _TOKEN: Final = word_of(ResourceType.DELEGATION_TOKEN)
+_SUBJECT: Final = word_of(ResourceType.SUBJECT)
 _ACL: Final = "acl"
 _ACCESS_KEY: Final = "access-key"
 _API_KEY: Final = "api-key"
@@ -188,6 +189,10 @@ def _cluster(_request: Any, _response: Mapping[str, Any]) -> Iterator[Change]:
     yield Change(_CLUSTER, CLUSTER_NAME)
 
 
+def _changed_subject(request: Any, _response: Mapping[str, Any]) -> Iterator[Change]:
+    yield Change(_SUBJECT, request.subject or "(all)")
+
+
 ADMINISTRATIVE: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Iterator[Change]]]] = {
     ApiKey.CREATE_TOPICS: _items(_TOPIC, "topics", "name"),
     ApiKey.DELETE_TOPICS: _items(_TOPIC, "responses", "name"),
@@ -212,6 +217,7 @@ ADMINISTRATIVE: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Iterator[C
     ApiKey.ALTER_REPLICA_LOG_DIRS: _partitions("results", "topic_name", "partitions"),
     ApiKey.WRITE_TXN_MARKERS: _aborted_transactions,
     ApiKey.ALTER_SCHEDULES: _named("schedule", "name"),
+    ApiKey.ALTER_SCHEMAS: _changed_subject,
     ApiKey.CREATE_SQS_ACCESS_KEY: _made(_ACCESS_KEY, lambda response: response["key_id"]),
     ApiKey.DELETE_SQS_ACCESS_KEY: _named(_ACCESS_KEY, "key_id"),
     ApiKey.CREATE_API_KEY: _made(_API_KEY, lambda response: response["api_key"]["key_id"]),

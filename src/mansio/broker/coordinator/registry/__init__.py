@@ -1,0 +1,1 @@
+"""Coordinator of the schema registry on the topic `_schemas`."""

@@ -1,0 +1,391 @@
+"""Schema registry service: subjects, their versions, and what is compatible, with the rights of the caller.
+
+Requests and results are JSON objects as in Confluent's REST API, because all protocols pass them on unchanged:
+`describe` changes nothing, `alter` does. A caller needs READ for a subject to see its schemas, WRITE to register,
+DELETE, DESCRIBE_CONFIGS and ALTER_CONFIGS for its settings and mode; the latter two for the cluster, for those of all
+subjects. A schema is found by its id if one of its subjects may be read.
+
+Invariant: a refusal for missing rights is the same whether the subject exists or not.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from mansio.errors import InvalidRequest
+from mansio.state.authorization.acls import Operation, ResourceType
+from mansio.state.registry import refusals
+from mansio.state.registry.registry import LATEST, VERSION_MAX, schema_of
+from mansio.state.registry.schema import SCHEMA_TYPES, Compatibility, Mode, SubjectSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from mansio.broker.coordinator.registry.schema_coordinator import SchemaCoordinator
+    from mansio.broker.routing.caller import Caller
+    from mansio.broker.services.authorization import Authorization
+    from mansio.metadata.model import BrokerState
+    from mansio.state.registry.registry import SchemaRegistryState
+    from mansio.state.registry.schema import Schema, SubjectVersion
+
+    Arguments = dict[str, Any]
+    Action = Callable[[str | None, Arguments, Caller], Awaitable[Any]]
+
+SUBJECT_CHARACTERS_MAX: Final = 1_000
+LIST_MAX: Final = 1_000
+"""Schemas of one answer with whole schemas, if the request does not ask for fewer."""
+LIST_CHARACTERS_MAX: Final = 8 << 20
+SERIALIZED: Final = "serialized"
+"""Format of a schema of Protobuf: a `FileDescriptorProto` in base64."""
+
+
+class SchemaRegistryService:
+    """The schema registry of a broker. All methods run on its event loop."""
+
+    def __init__(self, coordinator: SchemaCoordinator, *, authorization: Authorization) -> None:
+        self._coordinator = coordinator
+        self._authorization = authorization
+        self._reading: dict[str, Action] = {
+            "subjects": self._subjects,
+            "versions": self._versions,
+            "version": self._version,
+            "referenced-by": self._referenced_by,
+            "schemas": self._schemas,
+            "by-id": self._by_id,
+            "by-guid": self._by_guid,
+            "uses": self._uses,
+            "look-up": self._look_up,
+            "check": self._check,
+            "settings": self._settings,
+            "mode": self._mode,
+        }
+        self._changing: dict[str, Action] = {
+            "register": self._register,
+            "delete": self._delete,
+            "set-settings": self._set_settings,
+            "delete-settings": self._delete_settings,
+            "set-mode": self._set_mode,
+            "delete-mode": self._delete_mode,
+        }
+
+    async def find_coordinator(self) -> BrokerState | None:
+        """Return the broker that answers requests; None if this broker does."""
+        return await self._coordinator.find_coordinator()
+
+    async def describe(
+        self, operation: str, subject: str | None, arguments: Arguments, *, caller: Caller
+    ) -> Any:
+        """Return the result of an operation that changes nothing. Raises `InvalidRequest` for an unknown one,
+        `SchemaRegistryRefusal`, `ClusterAuthorizationFailed`, and the errors of the coordinator."""
+        return await self._action(self._reading, operation)(_checked(subject), arguments, caller)
+
+    async def alter(
+        self, operation: str, subject: str | None, arguments: Arguments, *, caller: Caller
+    ) -> Any:
+        """Do an operation that changes something; raises as `describe`."""
+        return await self._action(self._changing, operation)(_checked(subject), arguments, caller)
+
+    @staticmethod
+    def _action(known: dict[str, Action], operation: str) -> Action:
+        found = known.get(operation)
+        if found is None:
+            raise InvalidRequest(f"the schema registry has no operation {operation[:40]!r}")
+        return found
+
+    # ------------------------------------------------------------------ rights
+
+    def _check_right(self, caller: Caller, operation: Operation, subject: str | None) -> None:
+        if subject is None:
+            self._authorization.check_cluster(caller, operation)
+        else:
+            self._authorization.check(caller, operation, ResourceType.SUBJECT, subject)
+
+    def _readable(self, caller: Caller, subjects: Iterable[str]) -> list[str]:
+        return self._authorization.allowed_names(caller, Operation.READ, ResourceType.SUBJECT, subjects)
+
+    def _check_readable_schema(self, state: SchemaRegistryState, schema_id: int, caller: Caller) -> None:
+        """Raise the refusal 40403 unless the caller may read a subject of the schema."""
+        subjects = {each.subject for each in state.uses(schema_id, deleted=True)}
+        if not self._readable(caller, subjects):
+            raise refusals.schema_not_found(str(schema_id))
+
+    # ------------------------------------------------------------------ reads
+
+    async def _subjects(self, _: str | None, arguments: Arguments, caller: Caller) -> list[str]:
+        state = await self._coordinator.read()
+        found = state.subjects(
+            str(arguments.get("prefix") or ""),
+            deleted=bool(arguments.get("deleted")),
+            deleted_only=bool(arguments.get("deletedOnly")),
+        )
+        return _page(self._readable(caller, found), arguments)
+
+    async def _versions(self, subject: str | None, arguments: Arguments, caller: Caller) -> list[int]:
+        subject = _required(subject)
+        self._check_right(caller, Operation.READ, subject)
+        state = await self._coordinator.read()
+        found = state.require_versions(
+            state.subject_of_alias(subject),
+            deleted=bool(arguments.get("deleted")),
+            deleted_only=bool(arguments.get("deletedOnly")),
+        )
+        return _page([each.version for each in found], arguments)
+
+    async def _version(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        subject = _required(subject)
+        self._check_right(caller, Operation.READ, subject)
+        state = await self._coordinator.read()
+        one = state.version(
+            state.subject_of_alias(subject),
+            version_number(arguments.get("version")),
+            deleted=bool(arguments.get("deleted")),
+        )
+        return await self._formatted(_version_fields(one, state.schema(one.schema_id)), arguments)
+
+    async def _referenced_by(self, subject: str | None, arguments: Arguments, caller: Caller) -> list[int]:
+        subject = _required(subject)
+        self._check_right(caller, Operation.READ, subject)
+        state = await self._coordinator.read()
+        one = state.version(subject, version_number(arguments.get("version")), deleted=True)
+        return state.referring(subject, one.version)
+
+    async def _schemas(self, _: str | None, arguments: Arguments, caller: Caller) -> list[Arguments]:
+        state = await self._coordinator.read()
+        prefix = str(arguments.get("prefix") or "")
+        readable = set(self._readable(caller, state.subjects(prefix, deleted=True)))
+        every = state.all_versions(
+            prefix, deleted=bool(arguments.get("deleted")), latest_only=bool(arguments.get("latestOnly"))
+        )
+        start, limit = _bounds(arguments, LIST_MAX)
+        found: list[Arguments] = []
+        characters = 0
+        for each in islice((one for one in every if one.subject in readable), start, start + limit):
+            fields = _version_fields(each, state.schema(each.schema_id))
+            characters += len(fields["schema"])
+            if found and characters > LIST_CHARACTERS_MAX:
+                break
+            found.append(fields)
+        return found
+
+    async def _by_id(self, _: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        state = await self._coordinator.read()
+        schema_id = _number(arguments, "id")
+        schema = state.schema(schema_id)
+        self._check_readable_schema(state, schema_id, caller)
+        fields = {"guid": str(schema.guid), **schema.fields()}
+        if arguments.get("fetchMaxId"):
+            fields["maxId"] = state.last_id
+        return await self._formatted(fields, arguments)
+
+    async def _by_guid(self, _: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        state = await self._coordinator.read()
+        try:
+            guid = UUID(str(arguments.get("guid")))
+        except ValueError:
+            raise refusals.schema_not_found(str(arguments.get("guid"))[:40]) from None
+        schema_id = state.id_of_guid(guid)
+        self._check_readable_schema(state, schema_id, caller)
+        fields = {"guid": str(guid), "id": schema_id, **state.schema(schema_id).fields()}
+        return await self._formatted(fields, arguments)
+
+    async def _uses(self, _: str | None, arguments: Arguments, caller: Caller) -> list[Arguments]:
+        state = await self._coordinator.read()
+        schema_id = _number(arguments, "id")
+        state.schema(schema_id)
+        self._check_readable_schema(state, schema_id, caller)
+        uses = state.uses(schema_id, deleted=bool(arguments.get("deleted")))
+        readable = set(self._readable(caller, {each.subject for each in uses}))
+        return [
+            {"subject": each.subject, "version": each.version} for each in uses if each.subject in readable
+        ]
+
+    async def _look_up(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        subject = _required(subject)
+        self._check_right(caller, Operation.READ, subject)
+        one, schema = await self._coordinator.look_up(
+            subject,
+            _schema(arguments),
+            normalize=bool(arguments.get("normalize")),
+            deleted=bool(arguments.get("deleted")),
+        )
+        return await self._formatted(_version_fields(one, schema), arguments)
+
+    async def _check(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        subject = _required(subject)
+        self._check_right(caller, Operation.READ, subject)
+        version = arguments.get("version")
+        found = await self._coordinator.check(
+            subject,
+            _schema(arguments),
+            None if version is None else version_number(version),
+            normalize=bool(arguments.get("normalize")),
+        )
+        answer: Arguments = {"is_compatible": not found}
+        if arguments.get("verbose"):
+            answer["messages"] = found
+        return answer
+
+    async def _settings(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        self._check_right(caller, Operation.DESCRIBE_CONFIGS, subject)
+        state = await self._coordinator.read()
+        return state.settings(subject, default=bool(arguments.get("defaultToGlobal"))).fields()
+
+    async def _mode(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        self._check_right(caller, Operation.DESCRIBE_CONFIGS, subject)
+        state = await self._coordinator.read()
+        return {"mode": state.mode(subject, default=bool(arguments.get("defaultToGlobal"))).value}
+
+    # ------------------------------------------------------------------ changes
+
+    async def _register(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        subject = _required(subject)
+        self._check_right(caller, Operation.WRITE, subject)
+        one, schema = await self._coordinator.register(
+            subject,
+            _schema(arguments),
+            normalize=bool(arguments.get("normalize")),
+            schema_id=max(_number(arguments, "id", 0), 0),
+            version=max(_number(arguments, "version", 0), 0),
+        )
+        return await self._formatted(_version_fields(one, schema), arguments)
+
+    async def _delete(self, subject: str | None, arguments: Arguments, caller: Caller) -> list[int]:
+        subject = _required(subject)
+        self._check_right(caller, Operation.DELETE, subject)
+        version = arguments.get("version")
+        number = None if version is None else version_number(version)
+        permanent = bool(arguments.get("permanent"))
+        return await self._coordinator.change(
+            lambda state: state.plan_deletion(subject, number, permanent=permanent)
+        )
+
+    async def _set_settings(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        self._check_right(caller, Operation.ALTER_CONFIGS, subject)
+        changed = SubjectSettings(
+            _compatibility(arguments.get("compatibility")),
+            None if arguments.get("normalize") is None else bool(arguments["normalize"]),
+            None if arguments.get("alias") is None else str(arguments["alias"]),
+        )
+        await self._coordinator.change(lambda state: (state.plan_settings(subject, changed), None))
+        return {key: arguments[key] for key in ("alias", "normalize", "compatibility") if key in arguments}
+
+    async def _delete_settings(self, subject: str | None, _: Arguments, caller: Caller) -> Arguments:
+        self._check_right(caller, Operation.ALTER_CONFIGS, subject)
+        before = await self._coordinator.change(lambda state: state.plan_settings_deletion(subject))
+        return before.fields()
+
+    async def _set_mode(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        self._check_right(caller, Operation.ALTER_CONFIGS, subject)
+        mode = _mode(arguments.get("mode"))
+        force = bool(arguments.get("force"))
+        await self._coordinator.change(lambda state: (state.plan_mode(subject, mode, force=force), None))
+        return {"mode": mode.value}
+
+    async def _delete_mode(self, subject: str | None, _: Arguments, caller: Caller) -> Arguments:
+        self._check_right(caller, Operation.ALTER_CONFIGS, subject)
+        before = await self._coordinator.change(lambda state: state.plan_mode_deletion(subject))
+        return {"mode": before.value}
+
+    async def _formatted(self, fields: Arguments, arguments: Arguments) -> Arguments:
+        """Return the members of an answer with the schema in the format that the request asks for."""
+        if arguments.get("format") == SERIALIZED and fields.get("schemaType") == "PROTOBUF":
+            fields["schema"] = await self._coordinator.serialized(_schema(fields))
+        return fields
+
+
+def _checked(subject: str | None) -> str | None:
+    if subject is not None and (not 1 <= len(subject) <= SUBJECT_CHARACTERS_MAX or not subject.isprintable()):
+        raise refusals.refusal(
+            refusals.INVALID_SUBJECT,
+            f"a subject has 1 to {SUBJECT_CHARACTERS_MAX} printable characters",
+        )
+    return subject
+
+
+def _required(subject: str | None) -> str:
+    if subject is None:
+        raise InvalidRequest("this operation needs a subject")
+    return subject
+
+
+def _schema(arguments: Arguments) -> Schema:
+    try:
+        schema = schema_of(arguments)
+    except (KeyError, TypeError, ValueError):
+        raise refusals.refusal(
+            refusals.INVALID_SCHEMA,
+            "a schema has a text as schema, and subject, version and name of references",
+        ) from None
+    if schema.kind not in SCHEMA_TYPES:
+        raise refusals.invalid_schema(f"there is no schema type {schema.kind[:40]!r}")
+    return schema
+
+
+def version_number(version: Any) -> int:
+    """Return the number of a version: a number from 1 on, or `LATEST` for "latest" and -1. Raises the refusal 42202."""
+    if version in ("latest", LATEST, str(LATEST)):
+        return LATEST
+    if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) <= 10:
+        version = int(version)
+    if type(version) is not int or not 1 <= version <= VERSION_MAX:
+        raise refusals.refusal(
+            refusals.INVALID_VERSION,
+            f"The specified version '{str(version)[:40]}' is not a valid version id. Allowed values are between"
+            ' [1, 2^31-1] and the string "latest"',
+        )
+    return version
+
+
+def _number(arguments: Arguments, name: str, default: int | None = None) -> int:
+    value = arguments.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not -1 <= value <= VERSION_MAX:
+        raise InvalidRequest(f"{name} is a number up to {VERSION_MAX}")
+    return value
+
+
+def _compatibility(level: Any) -> Compatibility | None:
+    if level is None:
+        return None
+    try:
+        return Compatibility(str(level).upper())
+    except ValueError:
+        raise refusals.refusal(
+            refusals.INVALID_COMPATIBILITY,
+            f"Invalid compatibility level. Valid values are {', '.join(sorted(Compatibility))}",
+        ) from None
+
+
+def _mode(mode: Any) -> Mode:
+    try:
+        return Mode(str(mode).upper())
+    except ValueError:
+        raise refusals.refusal(
+            refusals.INVALID_MODE, f"Invalid mode. Valid values are {', '.join(Mode)}"
+        ) from None
+
+
+def _bounds(arguments: Arguments, limit_max: int) -> tuple[int, int]:
+    start, limit = max(_number(arguments, "offset", 0), 0), _number(arguments, "limit", -1)
+    return start, min(limit, limit_max) if limit >= 0 else limit_max
+
+
+def _page(found: list[Any], arguments: Arguments) -> list[Any]:
+    start, limit = _bounds(arguments, len(found))
+    return found[start : start + limit]
+
+
+def _version_fields(one: SubjectVersion, schema: Schema) -> Arguments:
+    found: Arguments = {
+        "subject": one.subject,
+        "version": one.version,
+        "id": one.schema_id,
+        "guid": str(schema.guid),
+        **schema.fields(),
+    }
+    if one.is_deleted:
+        found["deleted"] = True
+    return found

@@ -1,0 +1,252 @@
+"""The schema registry; available as `client.admin.schemas`. Requests are Mansio's own; they go to the leader of the
+topic `_schemas`, and need no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from mansio.errors import SchemaRegistryRefusal
+from mansio.net.cluster import SCHEMAS_KEY_TYPE
+from mansio.net.retry import raise_for_code
+from mansio.wire.api_versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mansio.net.cluster import Cluster
+
+COORDINATOR_KEY: Final = "_schemas"
+CHANNEL: Final = "schemas"
+"""Channel of connections: registering a schema may take seconds, and delays what is behind it."""
+ATTEMPT_MS_MAX: Final = 60_000
+
+AVRO: Final = "AVRO"
+LATEST: Final = "latest"
+
+
+class SchemaReference(NamedTuple):
+    """Reference of a schema to a version of a subject. `name`: how the schema refers to it: full name of an Avro type,
+    URI of a JSON Schema, file name in an import of Protobuf."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredVersion:
+    """A version of a subject with its schema. `kind`: AVRO, JSON or PROTOBUF. `is_deleted`: softly; it is still found
+    by its id."""
+
+    subject: str
+    version: int
+    schema_id: int
+    guid: UUID
+    kind: str
+    text: str
+    references: tuple[SchemaReference, ...] = ()
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaById:
+    """A schema as it is found by its id or GUID. `schema_id`: None if it was found by another one."""
+
+    guid: UUID
+    kind: str
+    text: str
+    references: tuple[SchemaReference, ...] = ()
+    schema_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompatibilityResult:
+    """Whether a schema is compatible, and why not."""
+
+    is_compatible: bool
+    messages: tuple[str, ...] = ()
+
+
+class SchemaAdmin:
+    """The schema registry of one cluster; available as `client.admin.schemas`.
+
+    All methods raise `SchemaRegistryRefusal`, whose `code` is that of Confluent's REST API (40401: no such subject,
+    409: not compatible, 42201: no valid schema, ...), and `ClusterAuthorizationFailed`.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def register(
+        self,
+        subject: str,
+        text: str,
+        *,
+        kind: str = AVRO,
+        references: Iterable[SchemaReference] = (),
+        normalize: bool = False,
+    ) -> RegisteredVersion:
+        """Register a schema in a subject, and return its version. A subject that has it already keeps its version. It
+        needs WRITE for the subject."""
+        arguments = _schema(text, kind, references, normalize=normalize)
+        return _version(await self.request("register", subject, arguments, changes=True))
+
+    async def look_up(
+        self,
+        subject: str,
+        text: str,
+        *,
+        kind: str = AVRO,
+        references: Iterable[SchemaReference] = (),
+        normalize: bool = False,
+        deleted: bool = False,
+    ) -> RegisteredVersion:
+        """Return the version of a subject that has a schema. `deleted`: also a deleted one."""
+        arguments = {**_schema(text, kind, references, normalize=normalize), "deleted": deleted}
+        return _version(await self.request("look-up", subject, arguments))
+
+    async def check(
+        self,
+        subject: str,
+        text: str,
+        *,
+        kind: str = AVRO,
+        references: Iterable[SchemaReference] = (),
+        version: int | str | None = None,
+        normalize: bool = False,
+    ) -> CompatibilityResult:
+        """Check whether a schema is compatible with a version of a subject, or (None) with those to which the level of
+        the subject applies."""
+        arguments = _schema(text, kind, references, normalize=normalize)
+        arguments |= {"verbose": True, "version": version}
+        found = await self.request("check", subject, arguments)
+        return CompatibilityResult(bool(found["is_compatible"]), tuple(found["messages"]))
+
+    async def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
+        """Names of the subjects that begin with a prefix and that the user may READ. `deleted`: also those of which all
+        versions are deleted."""
+        found: list[str] = await self.request("subjects", None, {"prefix": prefix, "deleted": deleted})
+        return found
+
+    async def versions(self, subject: str, *, deleted: bool = False) -> list[int]:
+        """Numbers of the versions of a subject. `deleted`: also of the deleted ones."""
+        found: list[int] = await self.request("versions", subject, {"deleted": deleted})
+        return found
+
+    async def version(
+        self, subject: str, version: int | str = LATEST, *, deleted: bool = False, serialized: bool = False
+    ) -> RegisteredVersion:
+        """A version of a subject. `deleted`: also a deleted one. `serialized`: a schema of Protobuf as a
+        `FileDescriptorProto` in base64."""
+        arguments = {"version": version, "deleted": deleted, **_format(serialized=serialized)}
+        return _version(await self.request("version", subject, arguments))
+
+    async def by_id(self, schema_id: int, *, serialized: bool = False) -> SchemaById:
+        """The schema with an id. `serialized`: see `version`."""
+        found = await self.request("by-id", None, {"id": schema_id, **_format(serialized=serialized)})
+        return _by_id(found, schema_id)
+
+    async def by_guid(self, guid: UUID, *, serialized: bool = False) -> SchemaById:
+        """The schema with a GUID. `serialized`: see `version`."""
+        found = await self.request("by-guid", None, {"guid": str(guid), **_format(serialized=serialized)})
+        return _by_id(found, int(found["id"]))
+
+    async def uses(self, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
+        """Subject and version of each version with the schema of an id. `deleted`: also the deleted ones."""
+        found = await self.request("uses", None, {"id": schema_id, "deleted": deleted})
+        return [(str(each["subject"]), int(each["version"])) for each in found]
+
+    async def delete(
+        self, subject: str, version: int | str | None = None, *, permanent: bool = False
+    ) -> list[int]:
+        """Delete a version of a subject, or (None) all; return their numbers. `permanent`: remove those that are
+        deleted already. It needs DELETE for the subject. After a lost connection the request is repeated, and may find
+        that the version is deleted."""
+        arguments = {"version": version, "permanent": permanent}
+        found: list[int] = await self.request("delete", subject, arguments, changes=True)
+        return found
+
+    async def compatibility(self, subject: str | None = None) -> str:
+        """The level of a subject, its own or the general one, or (None) the general one. It needs DESCRIBE_CONFIGS for
+        the subject, or for the cluster."""
+        found = await self.request("settings", subject, {"defaultToGlobal": True})
+        return str(found["compatibilityLevel"])
+
+    async def set_compatibility(self, level: str | None, subject: str | None = None) -> None:
+        """Set the level of a subject, or (None) the general one. `level`: None for the general one, or for BACKWARD. It
+        needs ALTER_CONFIGS for the subject, or for the cluster."""
+        if level is None:
+            await self.request("delete-settings", subject, {}, changes=True)
+        else:
+            await self.request("set-settings", subject, {"compatibility": level}, changes=True)
+
+    async def request(
+        self, operation: str, subject: str | None, arguments: Mapping[str, Any], *, changes: bool = False
+    ) -> Any:
+        """Do an operation of `mansio.broker.services.schema_registry`, and return its result. `changes`: it changes
+        something."""
+        response = await self._cluster.request_coordinator(
+            COORDINATOR_KEY,
+            ApiKey.ALTER_SCHEMAS if changes else ApiKey.DESCRIBE_SCHEMAS,
+            {"operation": operation, "subject": subject, "arguments": json.dumps(arguments).encode()},
+            key_type=SCHEMAS_KEY_TYPE,
+            check=_check,
+            channel=CHANNEL,
+            timeout_ms=ATTEMPT_MS_MAX,
+        )
+        return json.loads(response.result)
+
+
+def _check(response: Any) -> None:
+    if response.registry_code:
+        raise SchemaRegistryRefusal.of(response.registry_code, response.error_message or "")
+    raise_for_code(response.error_code, response.error_message)
+
+
+def _schema(
+    text: str, kind: str, references: Iterable[SchemaReference], *, normalize: bool
+) -> dict[str, Any]:
+    return {
+        "schema": text,
+        "schemaType": kind,
+        "references": [each._asdict() for each in references],
+        "normalize": normalize,
+    }
+
+
+def _format(*, serialized: bool) -> dict[str, str]:
+    return {"format": "serialized"} if serialized else {}
+
+
+def _references(found: Mapping[str, Any]) -> tuple[SchemaReference, ...]:
+    return tuple(
+        SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"]))
+        for each in found.get("references") or ()
+    )
+
+
+def _version(found: Mapping[str, Any]) -> RegisteredVersion:
+    return RegisteredVersion(
+        str(found["subject"]),
+        int(found["version"]),
+        int(found["id"]),
+        UUID(found["guid"]),
+        str(found.get("schemaType") or AVRO),
+        str(found["schema"]),
+        _references(found),
+        bool(found.get("deleted")),
+    )
+
+
+def _by_id(found: Mapping[str, Any], schema_id: int | None) -> SchemaById:
+    return SchemaById(
+        UUID(found["guid"]),
+        str(found.get("schemaType") or AVRO),
+        str(found["schema"]),
+        _references(found),
+        schema_id,
+    )

@@ -1,0 +1,114 @@
+"""Jobs on schemas of clients, which a broker has done by another process: they may need much time and memory.
+
+A job and its answer are JSON objects. `parse`: the text and the identity of a schema. `identities`: those of several
+schemas of one format. `check`: why a new schema is not compatible with earlier ones. `serialize`: a schema of Protobuf
+as a descriptor. A schema that is not valid is in the answer, as `refused`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import MansioError
+from mansio.host.extras import require_extra
+from mansio.serde.definition import ReferencedSchema, SchemaType
+from mansio.serde.errors import InvalidSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.serde.definition import ParsedSchema
+
+EXTRA: Final = "registry"
+PARSED_MAX: Final = 256
+"""Number of parsed schemas that the process keeps."""
+
+_MODULES: Final = {
+    SchemaType.AVRO: "mansio.serde.formats.avro",
+    SchemaType.JSON: "mansio.serde.formats.json_schema",
+    SchemaType.PROTOBUF: "mansio.serde.formats.protobuf",
+}
+
+
+def run_job(job: bytes) -> bytes:
+    """Do a job. Errors of a schema are part of the answer; others are defects."""
+    task = json.loads(job)
+    try:
+        answer = _JOBS[task["job"]](task)
+    except (InvalidSchema, RecursionError, MemoryError) as error:
+        answer = {"refused": _line(error)}
+    except MansioError as error:
+        answer = {"unavailable": error.message}
+    return json.dumps(answer).encode()
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
+    return " ".join(str(error).split())
+
+
+def _parse(task: dict[str, Any]) -> dict[str, Any]:
+    parsed = _parsed_schema(task["kind"], task["schema"], normalize=task["normalize"])
+    return {"text": parsed.text, "identity": parsed.identity}
+
+
+def _identities(task: dict[str, Any]) -> dict[str, Any]:
+    found: list[str | None] = []
+    for each in task["schemas"]:
+        try:
+            found.append(_parsed_schema(task["kind"], each, normalize=task["normalize"]).identity)
+        except (InvalidSchema, RecursionError):
+            found.append(None)
+    return {"identities": found}
+
+
+def _check(task: dict[str, Any]) -> dict[str, Any]:
+    from mansio.serde.compatibility.levels import Level, incompatibilities_with
+
+    new = _parsed_schema(task["kind"], task["schema"])
+    messages: list[str] = []
+    for each in task["earlier"]:
+        if each["kind"] != task["kind"]:
+            messages.append(
+                f"the schema is of type {task['kind']}, and version {each['version']} of {each['kind']}"
+            )
+            continue
+        earlier = _parsed_schema(each["kind"], each)
+        found = incompatibilities_with(Level(task["level"]), SchemaType(task["kind"]), new, earlier)
+        messages += [f"{one} (version {each['version']})" for one in found]
+    return {"messages": messages}
+
+
+def _serialize(task: dict[str, Any]) -> dict[str, Any]:
+    parsed: Any = _parsed_schema(SchemaType.PROTOBUF, task["schema"])
+    return {"text": parsed.serialized}
+
+
+_JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "parse": _parse,
+    "identities": _identities,
+    "check": _check,
+    "serialize": _serialize,
+}
+
+
+def _parsed_schema(kind: str, schema: dict[str, Any], *, normalize: bool = False) -> ParsedSchema:
+    references = tuple(ReferencedSchema(name, text) for name, text in schema["references"])
+    return _parse_once(kind, schema["text"], references, normalize)
+
+
+@lru_cache(PARSED_MAX)
+def _parse_once(
+    kind: str, text: str, references: tuple[ReferencedSchema, ...], normalize: bool
+) -> ParsedSchema:
+    require_extra(EXTRA)
+    parsed: ParsedSchema = import_module(_MODULES[SchemaType(kind)]).parse(
+        text, references, normalize=normalize
+    )
+    return parsed
