@@ -300,7 +300,7 @@ class SchemaRegistryState:
     def resolved_references(self, references: Iterable[Reference]) -> list[tuple[str, str]]:
         """Return name and text of the schemas that a schema refers to, directly or not, each after those that it refers
         to itself. Raises the refusal 42201."""
-        found: dict[tuple[str, int], tuple[str, str]] = {}
+        found: dict[Reference, tuple[str, str]] = {}
         pending: list[tuple[Reference, bool]] = [(each, False) for each in reversed(tuple(references))]
         open_: set[tuple[str, int]] = set()
         while pending:
@@ -308,9 +308,9 @@ class SchemaRegistryState:
             place = (reference.subject, reference.version)
             if is_done:
                 open_.discard(place)
-                found[place] = (reference.name, self._referenced(reference).text)
+                found[reference] = (reference.name, self._referenced(reference).text)
                 continue
-            if place in found:
+            if reference in found:
                 continue
             if place in open_ or len(found) + len(open_) >= REFERENCES_MAX:
                 raise refusals.invalid_schema(
