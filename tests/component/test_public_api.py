@@ -98,6 +98,7 @@ class Program:
         await self.change_quotas_and_settings()
         await self.change_pending_records()
         await self.trace_records()
+        await self.register_schemas()
         await self.manage_schedules()
         await self.look_at_transactions()
         await self.transact()
@@ -399,6 +400,29 @@ class Program:
         counts: dict[int, mansio.PendingCounts] = await done(delays.counts(topic))
         assert counts[0].count == 1
         await done(admin.delete_topic(topic))
+
+    async def register_schemas(self) -> None:
+        schemas, subject, text = self.client.admin.schemas, f"{self.topic}-value", '"string"'
+        assert isinstance(schemas, mansio.SchemaAdmin | mansio.blocking.SchemaAdmin)
+        found: mansio.RegisteredVersion = await done(schemas.register(subject, text))
+        assert (found.subject, found.version, found.text) == (subject, 1, text)
+        assert await done(schemas.look_up(subject, text)) == found
+        checked: mansio.CompatibilityResult = await done(schemas.check(subject, '"bytes"'))
+        assert checked == mansio.CompatibilityResult(True)
+        assert await done(schemas.subjects(subject)) == [subject]
+        assert await done(schemas.versions(subject)) == [1]
+        assert await done(schemas.version(subject)) == found
+        by_id: mansio.SchemaById = await done(schemas.by_id(found.schema_id))
+        assert by_id == await done(schemas.by_guid(found.guid))
+        assert (subject, 1) in await done(schemas.uses(found.schema_id))
+        reference = mansio.SchemaReference("other", subject, 1)
+        with pytest.raises(errors.SchemaRegistryRefusal):
+            await done(schemas.register(f"{subject}-2", '"missing"', references=[reference]))
+        await done(schemas.set_compatibility("FULL", subject))
+        assert await done(schemas.compatibility(subject)) == "FULL"
+        assert await done(schemas.request("mode", None, {})) == {"mode": "READWRITE"}
+        for permanent in (False, True):
+            assert await done(schemas.delete(subject, permanent=permanent)) == [1]
 
     async def trace_records(self) -> None:
         admin, topic = self.client.admin, f"{self.topic}-traced"

@@ -216,6 +216,7 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)
         """Share groups."""
         self.schemas: SchemaAdmin = SchemaAdmin(thread, original.schemas)
+        """The schema registry."""
         self.traces: TraceAdmin = TraceAdmin(thread, original.traces)
         """The history of records."""
         self.delays: DelayAdmin = DelayAdmin(thread, original.delays)

@@ -73,6 +73,8 @@ NEEDS: Final[dict[ApiKey, Sequence[int]]] = {
     ApiKey.SHARE_ACKNOWLEDGE: (0,),
     ApiKey.REDRIVE_RECORDS: (0, 1),
     ApiKey.TRACE_RECORD: (0,),
+    ApiKey.DESCRIBE_SCHEMAS: (0,),  # others: `tests/component/registry/test_schema_rights.py`
+    ApiKey.ALTER_SCHEMAS: (0,),
     ApiKey.EXPLAIN_GROUP: (0,),  # its topics: `tests/component/why/test_rights.py`
     ApiKey.SET_PASSWORD: (0,),
     ApiKey.CREATE_DELEGATION_TOKEN: (),
@@ -121,6 +123,7 @@ def allow(
 ) -> Acl:
     name = {
         ResourceType.TOPIC: named.topic,
+        ResourceType.SUBJECT: named.topic,
         ResourceType.GROUP: named.group,
         ResourceType.TRANSACTIONAL_ID: named.transactional_id,
         ResourceType.CLUSTER: CLUSTER_NAME,

@@ -143,7 +143,7 @@ def _value(field: Field, named: Named) -> Any:
     if kind == "string":
         if name in _OPTIONAL:
             return None
-        if name in _TOPIC_FIELDS or name == "name":
+        if name in _TOPIC_FIELDS or name in ("name", "subject"):
             return named.topic
         if name in _GROUP_FIELDS:
             return named.group
@@ -381,6 +381,8 @@ def _schedule(fields: dict[str, Any], _: int, __: Named) -> None:
 
 _CHANGES: Final[Mapping[ApiKey, Callable[[dict[str, Any], int, Named], None]]] = {
     ApiKey.METADATA: _metadata,
+    ApiKey.DESCRIBE_SCHEMAS: _set(operation="versions", arguments=b"{}"),
+    ApiKey.ALTER_SCHEMAS: _set(operation="register", arguments=b'{"schema":"\\"int\\""}'),
     ApiKey.OFFSET_FETCH: _offset_fetch,
     ApiKey.JOIN_GROUP: _protocol,
     ApiKey.LEAVE_GROUP: _leave_group,
