@@ -57,6 +57,11 @@ class ParsedSchema(Protocol):
     @property
     def identity(self) -> str: ...
 
+    @property
+    def record_names(self) -> Sequence[str]:
+        """Full names of the records that the schema describes: of an Avro type, if it has one; of the messages of
+        Protobuf, nested ones included; the title of a JSON Schema, if it has one."""
+
 
 class SchemaParser(Protocol):
     """The function `parse` of a module in `mansio.serde.formats`."""

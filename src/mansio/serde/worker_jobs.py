@@ -1,8 +1,8 @@
 """Jobs on schemas of clients, which a broker has done by another process: they may need much time and memory.
 
 A job and its answer are JSON objects. `parse`: the text and the identity of a schema. `identities`: those of several
-schemas of one format. `check`: why a new schema is not compatible with earlier ones. `serialize`: a schema of Protobuf
-as a descriptor. A schema that is not valid is in the answer, as `refused`.
+schemas of one format. `check`: why a new schema is not compatible with earlier ones. `names`: of the records that a
+schema describes. `serialize`: a schema of Protobuf as a descriptor. A schema that is not valid is in the answer, as `refused`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MODULES: Final = {
 
 
 def run_job(job: bytes) -> bytes:
-    """Do a job. Errors of a schema are part of the answer; others are defects."""
+    """Do a job. Errors are part of the answer."""
     task = json.loads(job)
     try:
         answer = _JOBS[task["job"]](task)
@@ -42,6 +42,8 @@ def run_job(job: bytes) -> bytes:
         answer = {"refused": _line(error)}
     except MansioError as error:
         answer = {"unavailable": error.message}
+    except Exception as error:  # noqa: BLE001 - a schema of a client must not end the process, whatever a library does
+        answer = {"refused": f"it cannot be processed: {type(error).__name__}: {_line(error)}"}
     return json.dumps(answer).encode()
 
 
@@ -69,20 +71,20 @@ def _identities(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(task: dict[str, Any]) -> dict[str, Any]:
-    from mansio.serde.compatibility.levels import Level, incompatibilities_with
+    from mansio.serde.compatibility.levels import CompatibilityLevel, SubjectVersion, level_messages
 
-    new = _parsed_schema(task["kind"], task["schema"])
-    messages: list[str] = []
-    for each in task["earlier"]:
-        if each["kind"] != task["kind"]:
-            messages.append(
-                f"the schema is of type {task['kind']}, and version {each['version']} of {each['kind']}"
-            )
-            continue
-        earlier = _parsed_schema(each["kind"], each)
-        found = incompatibilities_with(Level(task["level"]), SchemaType(task["kind"]), new, earlier)
-        messages += [f"{one} (version {each['version']})" for one in found]
-    return {"messages": messages}
+    kind = SchemaType(task["kind"])
+    earlier = [
+        SubjectVersion(each["version"], SchemaType(each["kind"]), _parsed_schema(each["kind"], each))
+        for each in task["earlier"]
+    ]
+    new = _parsed_schema(kind, task["schema"])
+    return {"messages": level_messages(CompatibilityLevel(task["level"]), kind, new, earlier)}
+
+
+def _names(task: dict[str, Any]) -> dict[str, Any]:
+    schema = task["schema"]
+    return {"names": list(_parsed_schema(schema["kind"], schema).record_names)}
 
 
 def _serialize(task: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +96,7 @@ _JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "parse": _parse,
     "identities": _identities,
     "check": _check,
+    "names": _names,
     "serialize": _serialize,
 }
 

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.broker.coordinator.registry.schema_uses import CONTAINS, decode_use
 from mansio.errors import InvalidRequest
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.registry import refusals
@@ -60,6 +61,7 @@ class SchemaRegistryService:
             "check": self._check,
             "settings": self._settings,
             "mode": self._mode,
+            CONTAINS: self._contains,
         }
         self._changing: dict[str, Action] = {
             "register": self._register,
@@ -236,6 +238,15 @@ class SchemaRegistryService:
         self._check_right(caller, Operation.DESCRIBE_CONFIGS, subject)
         state = await self._coordinator.read()
         return {"mode": state.mode(subject, default=bool(arguments.get("defaultToGlobal"))).value}
+
+    async def _contains(self, _: str | None, arguments: Arguments, caller: Caller) -> list[bool]:
+        """Return for each use of a schema whether its subject has it; for brokers."""
+        self._authorization.check_cluster(caller, Operation.CLUSTER_ACTION)
+        try:
+            uses = [decode_use(each) for each in arguments["uses"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InvalidRequest("the uses are objects with id or guid, subject and prefix") from None
+        return await self._coordinator.contains(uses)
 
     # ------------------------------------------------------------------ changes
 

@@ -14,11 +14,10 @@ Interface: https://etcd.io/docs/v3.5/learning/api/ and https://etcd.io/docs/v3.5
 
 from __future__ import annotations
 
-import os
-
 from mansio.host.extras import missing_extra
+from mansio.host.grpc_environment import set_grpc_environment
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC writes warnings to stderr
+set_grpc_environment()
 
 try:
     import google.protobuf  # noqa: F401 - only whether it is there

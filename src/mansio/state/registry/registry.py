@@ -277,6 +277,12 @@ class SchemaRegistryState:
         found = [self._subjects[subject][version] for subject, version in sorted(self._uses[schema_id])]
         return [each for each in found if deleted or not each.is_deleted]
 
+    def subjects_of(self, schema: int | UUID) -> frozenset[str]:
+        """Return the subjects that have a schema, by its id or GUID, deleted versions included; empty for an unknown
+        one."""
+        schema_id = schema if isinstance(schema, int) else self._ids_by_guid.get(schema, 0)
+        return frozenset(subject for subject, _ in self._uses.get(schema_id, ()))
+
     def referring(self, subject: str, version: int) -> list[int]:
         """Return the ids of schemas that refer to a version and have a version that is not deleted."""
         found = self._referring.get((subject, version), ())

@@ -53,12 +53,18 @@ class ParsedText(NamedTuple):
 
 class SchemaChecks:
     """The checks of one broker. All methods run on its event loop. They raise the refusal 42201 for a schema that is
-    not valid or too large, `ThrottlingQuotaExceeded` if too many wait, `Unavailable` if the worker fails."""
+    not valid, too large, or ends the worker; `ThrottlingQuotaExceeded` if too many wait, `Unavailable` without the
+    extra, and while the broker stops."""
 
     def __init__(self, worker: FileWorker | None) -> None:
         """`worker`: None to do the jobs in this process."""
         self._worker = worker
         self._waiting = 0
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Stop blaming schemas for what the worker does not answer: it is about to be closed."""
+        self._is_closed = True
 
     async def parse(self, schema: SchemaText, *, normalize: bool) -> ParsedText:
         """Parse a schema."""
@@ -103,6 +109,12 @@ class SchemaChecks:
             found += answer["messages"]
         return found
 
+    async def record_names(self, schema: SchemaText) -> list[str]:
+        """Return the full names of the records that a schema describes: of an Avro type, of the messages of Protobuf, the
+        title of a JSON Schema."""
+        found: list[str] = (await self._run({"job": "names", "schema": schema.fields()}))["names"]
+        return found
+
     async def serialized(self, schema: SchemaText) -> str:
         """Return a schema of Protobuf as a `FileDescriptorProto` in base64."""
         text: str = (await self._run({"job": "serialize", "schema": schema.fields()}))["text"]
@@ -121,6 +133,10 @@ class SchemaChecks:
             answer = await self._worker.run(lambda: FileJob(job, ()), timeout_ms=JOB_MS_MAX)
         except RequestTimedOut as error:
             raise refusals.invalid_schema(f"it takes more than {JOB_MS_MAX // 1000} s to check it") from error
+        except Unavailable as error:
+            if self._is_closed:
+                raise
+            raise refusals.invalid_schema(f"it cannot be processed: {error.message}") from error
         finally:
             self._waiting -= 1
         return _checked(json.loads(answer))

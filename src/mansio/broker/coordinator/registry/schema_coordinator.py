@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.registry.schema_checks import ParsedText, SchemaChecks
     from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorReplica
+    from mansio.broker.features.feature_ports import SchemaUse
     from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.errors import StorageError
     from mansio.metadata.model import BrokerState
@@ -99,6 +100,7 @@ class SchemaCoordinator:
     async def close(self) -> None:
         """Close the topic."""
         self._closed = True
+        self._checks.close()
         await self.topic.close()
 
     async def find_coordinator(self) -> BrokerState | None:
@@ -133,7 +135,8 @@ class SchemaCoordinator:
     async def read(self) -> SchemaRegistryState:
         """Return the state, of which everything is committed. The caller uses it before it awaits anything."""
         self._check_topic()
-        self.topic.check_available()
+        if self._lookup is None:
+            self.topic.check_available()
         if not self.topic.partition_count:
             return self._state
         with coordinator_errors():
@@ -218,6 +221,24 @@ class SchemaCoordinator:
         return await self._incompatibilities(
             await self.read(), subject, schema.with_text(parsed.text), version
         )
+
+    async def contains(self, uses: Sequence[SchemaUse]) -> list[bool]:
+        """Return for each use of a schema whether its subject has the schema, deleted versions included: records that
+        were written before the deletion may be published again."""
+        state = await self.read()
+        found: list[bool] = []
+        by_record: list[tuple[int, SchemaUse, frozenset[str]]] = []
+        for number, use in enumerate(uses):
+            subjects = state.subjects_of(use.schema)
+            found.append(use.subject in subjects)
+            if use.subject is None and any(each.startswith(use.record_prefix) for each in subjects):
+                by_record.append((number, use, subjects))
+        for number, use, subjects in by_record:
+            schema_id = use.schema if isinstance(use.schema, int) else state.id_of_guid(use.schema)
+            schema = state.schema(schema_id)
+            names = await self._checks.record_names(self._text(state, schema))
+            found[number] = any(use.record_prefix + name in subjects for name in names)
+        return found
 
     async def serialized(self, schema: Schema) -> str:
         """Return a schema of Protobuf as a `FileDescriptorProto` in base64."""
