@@ -33,6 +33,13 @@ DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 PRIORITY_ENABLE: Final = "mansio.priority.enable"
 TRACE_ENABLE: Final = "mansio.trace.enable"
 HOT_KEYS_ENABLE: Final = "mansio.hot.keys.enable"
+KEY_SCHEMA_VALIDATION: Final = "mansio.key.schema.validation"
+VALUE_SCHEMA_VALIDATION: Final = "mansio.value.schema.validation"
+KEY_SUBJECT_STRATEGY: Final = "mansio.key.subject.name.strategy"
+VALUE_SUBJECT_STRATEGY: Final = "mansio.value.subject.name.strategy"
+SUBJECT_BY_TOPIC: Final = "topic"
+SUBJECT_BY_RECORD: Final = "record"
+SUBJECT_BY_TOPIC_AND_RECORD: Final = "topic-record"
 QUEUE_ATTRIBUTES: Final = "mansio.queue.attributes"
 QUEUE_ATTRIBUTES_BYTES_MAX: Final = 65_536
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
@@ -197,6 +204,32 @@ _KEYS: Final = (
         "Maximum size in bytes of the newest segments of a partition that retention holds of pipelines protect from"
         " deletion and compaction. -1: no limit.",
         integer_parser(-1, INT64_MAX),
+    ),
+    ConfigKey(
+        KEY_SCHEMA_VALIDATION, ConfigType.BOOLEAN, "false", "",
+        "Whether every key that is published must begin with the id of a schema, or have it in the header"
+        " __key_schema_id, and whether the schema registry must have this schema under a subject that"
+        " mansio.key.subject.name.strategy allows. Not for a topic of dead letters.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
+        KEY_SUBJECT_STRATEGY, ConfigType.STRING, SUBJECT_BY_TOPIC, "",
+        "Subject that must have the schemas of keys. topic: TOPIC-key. record: the full name of the record that the"
+        " schema describes. topic-record: TOPIC-NAME with this name.",
+        choice_parser(SUBJECT_BY_TOPIC, SUBJECT_BY_RECORD, SUBJECT_BY_TOPIC_AND_RECORD),
+    ),
+    ConfigKey(
+        VALUE_SCHEMA_VALIDATION, ConfigType.BOOLEAN, "false", "",
+        "Whether every value that is published must begin with the id of a schema, or have it in the header"
+        " __value_schema_id, and whether the schema registry must have this schema under a subject that"
+        " mansio.value.subject.name.strategy allows. Records without value pass. Not for a topic of dead letters.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
+        VALUE_SUBJECT_STRATEGY, ConfigType.STRING, SUBJECT_BY_TOPIC, "",
+        "Subject that must have the schemas of values. topic: TOPIC-value. record: the full name of the record that the"
+        " schema describes. topic-record: TOPIC-NAME with this name.",
+        choice_parser(SUBJECT_BY_TOPIC, SUBJECT_BY_RECORD, SUBJECT_BY_TOPIC_AND_RECORD),
     ),
     ConfigKey(
         PRIORITY_ENABLE, ConfigType.BOOLEAN, "false", "",
@@ -380,6 +413,12 @@ class TopicSettings:
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
     hot_keys_enabled: bool = True
+    validates_keys: bool = False
+    """Whether the schemas of keys are checked at publish."""
+    validates_values: bool = False
+    """Whether the schemas of values are checked at publish."""
+    key_subject_strategy: str = SUBJECT_BY_TOPIC
+    value_subject_strategy: str = SUBJECT_BY_TOPIC
 
     @property
     def deletes(self) -> bool:
@@ -424,7 +463,8 @@ def check_combination(
     overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
 ) -> None:
     """Check min.insync.replicas against the replication factor, the compaction lags against each other, delays and
-    deduplication against compaction, and deduplication against dead letters. Raises `InvalidConfig`."""
+    deduplication against compaction, and deduplication and the validation of schemas against dead letters. Raises
+    `InvalidConfig`."""
     by_name = partial(
         effective_value, overrides=overrides, defaults=defaults or {}, replication_factor=replication_factor
     )
@@ -438,6 +478,12 @@ def check_combination(
             f"{DEDUP_MS}: a topic for dead letters cannot have a deduplication window: dead letters keep the ids of"
             " their records"
         )
+    for name in (KEY_SCHEMA_VALIDATION, VALUE_SCHEMA_VALIDATION):
+        if by_name(name) == "true" and by_name(DEAD_LETTER_TOPIC_ENABLE) == "true":
+            raise InvalidConfig(
+                f"{name}: the schemas of a topic for dead letters cannot be checked: dead letters keep the schema ids"
+                " of their records, which may be the reason why these were rejected"
+            )
     if by_name(DEDUP_MS) != "0" and COMPACT in _cleanup_policy(by_name("cleanup.policy")):
         raise InvalidConfig(
             f"{DEDUP_MS}: a topic with cleanup.policy=compact cannot have a deduplication window, because compaction"
@@ -463,6 +509,16 @@ def check_change(before: Mapping[str, str], after: Mapping[str, str]) -> None:
         raise InvalidConfig(
             f"{PRIORITY_ENABLE}: cannot be turned off; records without the header mansio-priority have normal priority"
         )
+
+
+def check_schema_registry(before: Mapping[str, str], after: Mapping[str, str], *, is_enabled: bool) -> None:
+    """Check a change of a topic's overrides, or those of a new topic. Raises `InvalidConfig` if it turns on the
+    validation of schemas, although the cluster has no schema registry to ask."""
+    for name in (KEY_SCHEMA_VALIDATION, VALUE_SCHEMA_VALIDATION):
+        if not is_enabled and after.get(name) == "true" != before.get(name):
+            raise InvalidConfig(
+                f"{name}: the schema registry is turned off; turn it on with schema_registry_enable=true on all brokers"
+            )
 
 
 def apply_changes(
@@ -537,6 +593,10 @@ def resolve_topic_settings(
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
         hot_keys_enabled=value[HOT_KEYS_ENABLE] == "true",
+        validates_keys=value[KEY_SCHEMA_VALIDATION] == "true",
+        validates_values=value[VALUE_SCHEMA_VALIDATION] == "true",
+        key_subject_strategy=value[KEY_SUBJECT_STRATEGY],
+        value_subject_strategy=value[VALUE_SUBJECT_STRATEGY],
     )
 
 

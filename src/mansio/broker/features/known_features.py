@@ -12,14 +12,22 @@ from mansio.broker.features.deduplication.deduplication_feature import Deduplica
 from mansio.broker.features.delays.delay_feature import DelayFeature
 from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
 from mansio.broker.features.priorities.priority_feature import PriorityFeature
+from mansio.broker.features.schema_validation.schema_validation_feature import SchemaValidationFeature
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
     from mansio.broker.partition.partition import PartitionFeature
 
-KNOWN_FEATURES: Final = (RetentionHoldFeature, PriorityFeature, DeduplicationFeature, DelayFeature)
-"""The features in the order in which they read a batch and take part in its append: a delayed record counts as accepted
-for deduplication. A batch with invalid headers of several features is rejected for the first one."""
+KNOWN_FEATURES: Final = (
+    RetentionHoldFeature,
+    SchemaValidationFeature,
+    PriorityFeature,
+    DeduplicationFeature,
+    DelayFeature,
+)
+"""The features in the order in which they read a batch and take part in its append: the schemas of a batch are checked
+before its repeats are left out, and a delayed record counts as accepted for deduplication. A batch with invalid headers
+of several features is rejected for the first one."""
 
 
 def create_features(ports: FeaturePorts) -> tuple[PartitionFeature, ...]:

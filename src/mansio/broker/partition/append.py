@@ -125,7 +125,8 @@ class AppendFeature:
 
     def prepare(self, draft: Draft) -> Finish | None:
         """Check a batch and raise an error to reject it, or replace it in the draft; change nothing else. Return a
-        function that is called when the batch has its final content and may add batches before it, or None."""
+        function that is called when the batch has its final content and may add batches before it, or None. Raises
+        `RebuildRequired` or `LookUpRequired` to be called again later."""
 
     def with_first_offset(
         self,
@@ -137,6 +138,10 @@ class AppendFeature:
         raises the errors of `inspect_records`."""
         del rules
         return known
+
+    def check_later(self, batch: Buffer) -> None:
+        """Check the only record of a batch that the broker itself will append later for a client. Raises the errors of
+        `prepare` for which such a record is not accepted."""
 
     def following(self) -> Following | None:
         """Return what has to be appended after an append; None for nothing."""
@@ -172,7 +177,7 @@ class AppendPipeline:
     ) -> Draft:
         """Inspect a client's batch and pass it to the features. `inspected`: by a thread, if it was.
 
-        Raises the errors of `inspect_records` and of the features, and `RebuildRequired`."""
+        Raises the errors of `inspect_records` and of the features, `RebuildRequired`, and `LookUpRequired`."""
         inspected = self.inspect(batch, rules, inspected)
         draft = Draft(batch, header, inspected, self._clock.wall_ms())
         finishes = [finish for feature in self.features if (finish := feature.prepare(draft)) is not None]
@@ -191,6 +196,12 @@ class AppendPipeline:
         if inspected.error is not None:
             raise copied(inspected.error)
         return inspected
+
+    def check_later(self, batch: Buffer) -> None:
+        """Check the only record of a batch that the broker itself will append later for a client. Raises the errors for
+        which a feature does not accept it, and `LookUpRequired`."""
+        for feature in self.features:
+            feature.check_later(batch)
 
     def with_first_offset(
         self, batch: Buffer, rules: AppendRules, inspected: InspectedRecords | None, known: AppendResult

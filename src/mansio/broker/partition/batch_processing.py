@@ -15,7 +15,8 @@ estimated size. A batch that is larger is then counted with the maximum decompre
 rejected if that exceeds the bound.
 
 A batch whose log may not open its file waits in the queue, too (`ActiveFiles.wait`): the next flush is started, after
-which the waiting partitions try again, longest waiting first.
+which the waiting partitions try again, longest waiting first. So does a batch for which another broker has to be asked
+(`LookUpRequired`), in bounded time.
 
 Only batches of clients on a leader are recompressed; followers, coordinators and compaction append batches unchanged.
 
@@ -24,6 +25,7 @@ Invariants:
 * Each append has exactly one result, also if its client has disconnected; a failure affects one batch only.
 * A batch that is rejected because too many wait is never appended.
 * Between two batches of one partition, one batch of every other waiting partition is processed.
+* A batch waits for at most `LOOK_UPS_MAX` look-ups, whose time counts from its arrival.
 * The waiting batches count for at most `QUEUED_BYTES_MAX`, those of one client for at most `CLIENT_BYTES_MAX`, and one
   batch at a time is decompressed. A single batch may exceed the bounds if no other one waits.
 """
@@ -45,7 +47,7 @@ from mansio.broker.partition.append_validation import (
     needs_thread,
     new_too_large_error,
 )
-from mansio.broker.partition.partition_hook import RebuildRequired
+from mansio.broker.partition.partition_hook import LookUpRequired, RebuildRequired
 from mansio.errors import DecompressedTooLarge, InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
 from mansio.tracebacks import without_traceback
@@ -96,6 +98,10 @@ REBUILDS_MAX: Final = 5
 """Number of times a batch is rebuilt without its repeats, because others were found each time: after a change of the
 leader, or if ids that had expired were removed meanwhile."""
 
+LOOK_UPS_MAX: Final = 5
+"""Number of times another broker is asked for a batch: what the answers say may be out of date when the batch is tried
+again, for example after a rebuild."""
+
 OVERHEAD_BYTES: Final = 1 << 10
 """Number of bytes counted for the objects of a waiting batch, in addition to its size."""
 
@@ -104,6 +110,7 @@ class _QueuedAppend:
     """A batch that waits to be processed or appended."""
 
     __slots__ = (
+        "began_s",
         "check",
         "client",
         "inspect",
@@ -111,6 +118,7 @@ class _QueuedAppend:
         "is_checked",
         "is_intact",
         "job_bytes_max",
+        "look_up_count",
         "on_appended",
         "output_bytes_max",
         "queued_bytes",
@@ -154,6 +162,10 @@ class _QueuedAppend:
         if self.is_checked or (inspect is not None and _is_compressed(records)):
             content = memoryview(records)[HEADER_BYTES:]
             self.job_bytes_max = estimate_decompressed_bytes(_read_codec(records), content, output_bytes_max)
+        self.began_s = 0.0
+        """Monotonic time of the arrival of a batch that is inspected."""
+        self.look_up_count = 0
+        """Number of times another broker was asked."""
         self.rebuild_count = 0
         """Number of times the batch was submitted to be rebuilt without its repeats."""
         self.queued_bytes = 0
@@ -205,7 +217,7 @@ class BatchProcessor:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
         with the result or the error. `check` is called before the append, and may raise a `MansioError` instead of it.
         `was_tried`: `Partition.append` has just raised `DecompressedTooLarge` for this batch, which needs the thread,
-        or an error that `awaits_flush`.
+        `LookUpRequired`, or an error that `awaits_flush`.
 
         The errors are those of `Partition.append`; `MessageTooLarge` if the batch is too large when decompressed;
         `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
@@ -222,7 +234,7 @@ class BatchProcessor:
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
-            outcome: AppendResult | MansioError | RebuildRequired | None = None
+            outcome: AppendResult | MansioError | RebuildRequired | LookUpRequired | None = None
             if not (was_tried or partition in self.queues or needs_thread(records, rules)):
                 batch = records if target is None else _recompress_inline(records, target)
                 if batch is not None:
@@ -240,7 +252,7 @@ class BatchProcessor:
             assert not isinstance(outcome, RebuildRequired), "no thread has inspected the batch"
             is_queued = (
                 outcome is None
-                or isinstance(outcome, DecompressedTooLarge)
+                or isinstance(outcome, DecompressedTooLarge | LookUpRequired)
                 or (isinstance(outcome, MansioError) and awaits_flush(outcome))
             )
             if is_queued:
@@ -259,12 +271,15 @@ class BatchProcessor:
                     transactional=transactional,
                     check=check,
                 )
+                if rules.inspects_records:
+                    entry.began_s = partition.clock.monotonic()
                 self._reserve_bytes(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))
         except MansioError as error:
             on_appended(error)
             return
         if not is_queued:
             assert outcome is not None
+            assert not isinstance(outcome, LookUpRequired)
             on_appended(outcome)
             return
         entry.records = bytes(records)
@@ -375,6 +390,30 @@ class BatchProcessor:
             entry.result = InvalidRecord(f"{partition.name}: the batch cannot be encoded without its repeats")
         self._append_ready(partition)
 
+    def _begin_look_up(self, partition: Partition, entry: _QueuedAppend, required: LookUpRequired) -> bool:
+        """Let the queue of a partition wait until another broker was asked for its first batch. Returns False, after
+        setting an error as result, if that was done too often."""
+        entry.look_up_count += 1
+        if entry.look_up_count > LOOK_UPS_MAX:
+            entry.result = RequestTimedOut(
+                f"{partition.name}: {LOOK_UPS_MAX} look-ups for the batch are out of date; it was not written"
+            )
+            return False
+        partition.scheduler.spawn(self._look_up(partition, entry, required), name="look-up for a batch")
+        return True
+
+    async def _look_up(self, partition: Partition, entry: _QueuedAppend, required: LookUpRequired) -> None:
+        refusal: MansioError | None = RequestTimedOut(f"{partition.name}: the batch was not written")
+        try:
+            await required.look_up(entry.began_s)
+            refusal = None
+        except MansioError as error:
+            refusal = without_traceback(error)
+        finally:  # whatever ends it, the batches behind go on
+            if refusal is not None:
+                entry.result = refusal
+            self._append_ready(partition)
+
     def _resubmit(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Submit a batch again that is larger than estimated. Returns False, after setting an error as result, if that
         exceeds a bound or the thread is closed."""
@@ -404,7 +443,7 @@ class BatchProcessor:
 
     def _complete(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Append a batch, unless its processing failed, and call its `on_appended`. Returns False if the batch was
-        passed to the thread again instead, or waits for a file."""
+        passed to the thread again instead, or waits for a file or a look-up."""
         result = entry.result
         assert result is not None
         outcome: AppendResult | MansioError
@@ -425,6 +464,11 @@ class BatchProcessor:
             )
             if isinstance(appended, RebuildRequired):
                 if self._submit_rebuild(partition, entry, appended):
+                    return False
+                assert isinstance(entry.result, MansioError)
+                appended = entry.result
+            elif isinstance(appended, LookUpRequired):
+                if self._begin_look_up(partition, entry, appended):
                     return False
                 assert isinstance(entry.result, MansioError)
                 appended = entry.result
@@ -450,7 +494,7 @@ class BatchProcessor:
         is_intact: bool,
         is_checked: bool,
         inspected: InspectedRecords | None = None,
-    ) -> AppendResult | MansioError | RebuildRequired:
+    ) -> AppendResult | MansioError | RebuildRequired | LookUpRequired:
         try:
             if check is not None:
                 check()
@@ -462,7 +506,7 @@ class BatchProcessor:
                 is_checked=is_checked,
                 inspected=inspected,
             )
-        except (MansioError, RebuildRequired) as error:
+        except (MansioError, RebuildRequired, LookUpRequired) as error:
             return without_traceback(error)
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
             _log_failure(partition, error)

@@ -160,11 +160,11 @@ class FollowerReadResult(NamedTuple):
 
 class Attached(NamedTuple):
     """A feature of one partition. `feature`: what services look up (`Partition.find_feature`). `hook`: observes the
-    partition, only its appends and reads if `is_on_data_path`. `appends`: takes part in the appends of clients.
-    `releases`: copies what `hook` keeps from retention."""
+    partition, only its appends and reads if `is_on_data_path`; None for nothing. `appends`: takes part in the appends
+    of clients. `releases`: copies what `hook` keeps from retention."""
 
     feature: object
-    hook: PartitionHook
+    hook: PartitionHook | None
     appends: AppendFeature | None = None
     releases: ReleasingFeature | None = None
     is_on_data_path: bool = True
@@ -433,7 +433,8 @@ class Partition:
         except StorageError:  # the log has failed, which is reported
             return
         self._attached[feature] = attached
-        self.add_hook(attached.hook, on_data_path=attached.is_on_data_path)
+        if attached.hook is not None:
+            self.add_hook(attached.hook, on_data_path=attached.is_on_data_path)
         known = {one: None for one in (*self._features, *self._attached) if one in self._attached}
         appends = [self._attached[one].appends for one in known]
         self.pipeline.features = [one for one in appends if one is not None]
@@ -523,7 +524,8 @@ class Partition:
 
         Raises the `MansioError` for which the batch was rejected, and `DecompressedTooLarge` if its content must be
         checked or inspected by the `BatchProcessor`, because it is large. Raises `RebuildRequired` for a batch that a
-        thread has `inspected`, if some of its records are repeats.
+        thread has `inspected`, if some of its records are repeats, and `LookUpRequired` for one that has to wait in the
+        queue of the `BatchProcessor`, because another broker has to be asked before.
         """
         check = read_header if is_intact else check_stored_batch if internal else check_batch
         header = check(batch)

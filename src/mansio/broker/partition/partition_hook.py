@@ -1,5 +1,5 @@
 """Interface of features that observe or control one partition (`PartitionHook`), the result of an append
-(`AppendResult`), and why a batch has to be rebuilt before it (`RebuildRequired`).
+(`AppendResult`), and why a batch has to be rebuilt (`RebuildRequired`) or has to wait (`LookUpRequired`) before it.
 
 Invariant: every method of a hook runs on the broker's event loop and does not block, except `on_truncate`, which is
 rare.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from mansio.broker.partition.append_validation import RebuiltBatch
     from mansio.wire.batch.record_batch import BatchHeader
@@ -41,6 +41,18 @@ class RebuildRequired(Exception):
     def __init__(self, rebuild: Callable[[], RebuiltBatch]) -> None:
         super().__init__("some records of the batch are repeats")
         self.rebuild = rebuild
+
+
+class LookUpRequired(Exception):
+    """A feature has to ask another broker before it can accept or reject a client's batch. Nothing was appended.
+
+    `look_up(began_s)` asks, on the event loop, and returns when the same append no longer raises this error for the
+    same reason. `began_s`: the monotonic time since when the batch has been waiting; the look-up ends in bounded time
+    after it. Raises the `MansioError` for which the batch is rejected."""
+
+    def __init__(self, look_up: Callable[[float], Awaitable[None]]) -> None:
+        super().__init__("another broker has to be asked before the batch is accepted")
+        self.look_up = look_up
 
 
 class PartitionHook(Protocol):

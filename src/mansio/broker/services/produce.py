@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.partition.append_validation import awaits_flush, needs_thread
+from mansio.broker.partition.partition_hook import LookUpRequired
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.config.topic_names import EVENT_TOPICS
 from mansio.errors import (
@@ -94,9 +95,9 @@ class ProduceCounters:
 
 class ProcessingRequired(Exception):
     """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, its
-    content is so large that a thread processes it, or it waits until the file of its log can be opened. Nothing was
-    appended. `was_tried`: the partition has refused the batch after the check of its CRC, because of its size when
-    decompressed or because its file cannot be opened."""
+    content is so large that a thread processes it, or it waits until the file of its log can be opened or another
+    broker was asked. Nothing was appended. `was_tried`: the partition has refused the batch after the check of its CRC,
+    because of its size when decompressed or because it has to wait."""
 
     def __init__(self, partition: Partition, *, was_tried: bool = False) -> None:
         super().__init__(partition.name)
@@ -206,7 +207,10 @@ class ProduceService:
             ):
                 raise ProcessingRequired(partition, was_tried=was_tried)
             appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
-        except DecompressedTooLarge:  # for a check on the event loop
+        except (
+            DecompressedTooLarge,
+            LookUpRequired,
+        ):  # too large for a check on the event loop, or it has to wait
             raise ProcessingRequired(partition, was_tried=True) from None
         except MansioError as error:
             if awaits_flush(error):

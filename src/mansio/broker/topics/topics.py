@@ -113,6 +113,7 @@ class TopicService:
         "_broker_epoch",
         "_cached_settings",
         "_config_sources",
+        "_has_schema_registry",
         "_lifecycle",
         "_missing_topics_logged",
         "_partitions_max",
@@ -136,10 +137,11 @@ class TopicService:
         close_partitions: Callable[[Topic], Awaitable[None]],
         partitions_max: int = PARTITIONS_UNLIMITED,
         broker_epoch: Callable[[], int] | None = None,
+        has_schema_registry: Callable[[], bool] = lambda: True,
     ) -> None:
         """`partitions_max`: partitions that the limit of descriptors allows. `broker_epoch`: None on a single node; in
         a cluster it returns the epoch of this broker's session, 0 if it has no session and therefore cannot change
-        anything."""
+        anything. `has_schema_registry`: whether topics may be checked against the schema registry."""
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
@@ -150,6 +152,7 @@ class TopicService:
         self._random = random
         self._partitions_max = partitions_max
         self._broker_epoch = broker_epoch
+        self._has_schema_registry = has_schema_registry
         self._missing_topics_logged: set[str] = set()
         self._lifecycle = TopicLifecycle(
             store=store,
@@ -353,6 +356,7 @@ class TopicService:
                 configs = {**_internal_topic_configs(name), **configs}
             topic_config.check_combination(configs, topic.replication_factor, self._settings.topic_defaults)
             topic_config.check_change(topic.configs, configs)
+            topic_config.check_schema_registry(topic.configs, configs, is_enabled=self._has_schema_registry())
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed
@@ -444,6 +448,7 @@ class TopicService:
         configs = topic_config.validated_overrides(
             new.configs, replication_factor, self._settings.topic_defaults
         )
+        topic_config.check_schema_registry({}, configs, is_enabled=self._has_schema_registry())
         return Topic(
             name=new.name,
             topic_id=NO_TOPIC_ID,

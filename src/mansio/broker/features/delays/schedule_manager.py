@@ -138,8 +138,8 @@ class ScheduleManager:
         is returned unchanged. Results as of `pause`.
 
         Raises `InvalidSchedule`, `DelaysNotEnabled` if the topic does not accept delays, `ScheduleAlreadyExists` if one
-        with this name has another definition, `MessageTooLarge`, `PolicyViolation` if there are too many, and the
-        errors of `pause`."""
+        with this name has another definition, `MessageTooLarge`, `PolicyViolation` if there are too many, the errors
+        and `LookUpRequired` of `AppendPipeline.check_later`, and the errors of `pause`."""
         self._ensure_usable()
         partition = self._partition
         if not partition.settings.accepts_delays:
@@ -197,8 +197,10 @@ class ScheduleManager:
             raise InvalidSchedule(f"header {reserved} cannot be part of a schedule")
         Recurrence(schedule.cron, schedule.every_ms, schedule.timezone, schedule.created_ms).check()
         limit = partition.rules.message_bytes_max
-        if len(build_batch([_fired_record(schedule, 1 << 62, 0, 0)])) > limit:
+        batch = build_batch([_fired_record(schedule, 1 << 62, 0, 0)])
+        if len(batch) > limit:
             raise MessageTooLarge(f"the record of the schedule is larger than max.message.bytes={limit}")
+        partition.pipeline.check_later(batch)
         schedules = view.schedules
         if schedules.find(name) is not None:
             return

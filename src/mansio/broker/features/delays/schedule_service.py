@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.features.delays.recurrence import Recurrence
 from mansio.broker.features.delays.schedule_manager import not_enabled_error
+from mansio.broker.partition.partition_hook import LookUpRequired
 from mansio.errors import (
     InvalidRequest,
     MansioError,
@@ -173,7 +174,14 @@ class ScheduleService:
         if manager is None:
             raise not_enabled_error(partition.topic)
         owned = schedule._replace(owner=self._authorization.owner_of(caller, partition.topic))
-        await self._change(partition, partial(manager.create, owned), timeout_ms)
+        began_s = self._clock.monotonic()
+        while True:
+            try:
+                await self._change(partition, partial(manager.create, owned), timeout_ms)
+            except LookUpRequired as required:
+                await required.look_up(began_s)
+            else:
+                return
 
     async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int, caller: Caller) -> None:
         """Stop the firings of a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""

@@ -1,0 +1,1 @@
+"""Validation of the schemas of records at publish."""
