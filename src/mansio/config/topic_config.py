@@ -517,7 +517,7 @@ def check_schema_registry(before: Mapping[str, str], after: Mapping[str, str], *
     for name in (KEY_SCHEMA_VALIDATION, VALUE_SCHEMA_VALIDATION):
         if not is_enabled and after.get(name) == "true" != before.get(name):
             raise InvalidConfig(
-                f"{name}: the schema registry is turned off; turn it on with schema_registry_enable=true on all brokers"
+                f"{name}: the brokers have no schema registry, because a client created its topic _schemas"
             )
 
 

@@ -24,6 +24,7 @@ from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.coordinator.registry.schema_checks import SchemaChecks
 from mansio.broker.coordinator.registry.schema_coordinator import SchemaCoordinator
+from mansio.broker.coordinator.registry.schema_uses import SchemaUses
 from mansio.broker.coordinator.share.dead_letter_manager import create_dead_letter_manager
 from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterResumption
 from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
@@ -214,6 +215,13 @@ class BrokerRuntime:
                     host_ports.scheduler,
                     host_ports.clock,
                     may_write,
+                    SchemaUses(
+                        lambda: self.schemas,
+                        clock=host_ports.clock,
+                        peers=None
+                        if cluster_member is None
+                        else cluster_member.peers(RequestClass.COORDINATION),
+                    ),
                 )
             ),
             before_newer_format=before_newer_format,
@@ -257,6 +265,7 @@ class BrokerRuntime:
             close_partitions=self._close_partitions_of,
             partitions_max=limits.partitions,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
+            has_schema_registry=self._has_schema_registry,
         )
         self.trace_writer = TraceWriter(
             node_id=settings.node_id,
@@ -478,21 +487,22 @@ class BrokerRuntime:
         )
 
     def _build_schema_coordinator(self) -> SchemaCoordinator:
-        def is_own_topic() -> bool:
-            topic = self.state.topics.get(SCHEMAS_TOPIC)
-            return topic is None or topic.internal
-
         return SchemaCoordinator(
             node_id=self.settings.node_id,
             clock=self.host_ports.clock,
             scheduler=self.host_ports.scheduler,
             create_topic=partial(self._create_internal_topic, SCHEMAS_TOPIC, 1),
-            is_own_topic=is_own_topic,
+            is_own_topic=self._has_schema_registry,
             checks=SchemaChecks(self.host_ports.schema_worker),
             lookup=None
             if self.cluster_member is None
             else ClusterCoordinatorLookup(self.state, SCHEMAS_TOPIC),
         )
+
+    def _has_schema_registry(self) -> bool:
+        """Whether the topic of the schema registry is the broker's own, if it exists."""
+        topic = self.state.topics.get(SCHEMAS_TOPIC)
+        return topic is None or topic.internal
 
     def _build_batch_committer(self) -> BatchCommitter:
         cluster_member, node_id = self.cluster_member, self.settings.node_id

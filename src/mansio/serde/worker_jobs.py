@@ -2,7 +2,8 @@
 
 A job and its answer are JSON objects. `parse`: the text and the identity of a schema. `identities`: those of several
 schemas of one format. `check`: why a new schema is not compatible with earlier ones. `names`: of the records that a
-schema describes. `serialize`: a schema of Protobuf as a descriptor. A schema that is not valid is in the answer, as `refused`.
+schema describes. `serialize`: a schema of Protobuf as a descriptor. A schema that is not valid is in the answer, as
+`refused`.
 """
 
 from __future__ import annotations

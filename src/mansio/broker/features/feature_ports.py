@@ -70,7 +70,7 @@ class NoSchemaIds:
     async def resolve(self, uses: Collection[SchemaUse]) -> None:
         """Raise `LeaderNotAvailable`."""
         del uses
-        raise LeaderNotAvailable("the schema registry is turned off: schema_registry_enable=false")
+        raise LeaderNotAvailable("this broker has no schema registry")
 
 
 class FeaturePorts(NamedTuple):

@@ -110,8 +110,8 @@ class SchemaChecks:
         return found
 
     async def record_names(self, schema: SchemaText) -> list[str]:
-        """Return the full names of the records that a schema describes: of an Avro type, of the messages of Protobuf, the
-        title of a JSON Schema."""
+        """Return the full names of the records that a schema describes: of an Avro type, of the messages of Protobuf,
+        the title of a JSON Schema."""
         found: list[str] = (await self._run({"job": "names", "schema": schema.fields()}))["names"]
         return found
 

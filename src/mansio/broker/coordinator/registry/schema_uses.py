@@ -1,8 +1,8 @@
 """Uses of schemas that publishing asks for: whether a subject has the schema that a record names (`SchemaIds`).
 
 Invariants:
-* What a subject has is kept, as far as `KEPT_MAX` allows. What it does not have is asked again after `ABSENT_S`, because
-  it may be registered meanwhile.
+* What a subject has is kept, as far as `KEPT_MAX` allows. What it does not have is asked again after `ABSENT_S`,
+  because it may be registered meanwhile.
 * The answer is that of the broker that leads the topic of the registry, so a schema is known as soon as its
   registration is answered.
 """
@@ -19,7 +19,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mansio.broker.coordinator.registry.schema_coordinator import SchemaCoordinator
     from mansio.ports import Clock, Peers
@@ -36,8 +36,10 @@ CONTAINS: Final = "contains"
 class SchemaUses:
     """Answers of one broker about uses of schemas. All methods run on its event loop."""
 
-    def __init__(self, coordinator: SchemaCoordinator, *, clock: Clock, peers: Peers | None) -> None:
-        """`peers`: None on a single node."""
+    def __init__(
+        self, coordinator: Callable[[], SchemaCoordinator], *, clock: Clock, peers: Peers | None
+    ) -> None:
+        """`coordinator`: returns that of this broker; `peers`: None on a single node."""
         self._coordinator = coordinator
         self._clock = clock
         self._peers = peers
@@ -66,9 +68,10 @@ class SchemaUses:
             del self._kept[next(iter(self._kept))]
 
     async def _ask(self, uses: Sequence[SchemaUse]) -> list[bool]:
-        broker = await self._coordinator.find_coordinator()
+        coordinator = self._coordinator()
+        broker = await coordinator.find_coordinator()
         if broker is None or self._peers is None:
-            return await self._coordinator.contains(uses)
+            return await coordinator.contains(uses)
         self.request_count += 1
         arguments = json.dumps({"uses": [encode_use(each) for each in uses]}).encode()
         fields = {"operation": CONTAINS, "subject": None, "arguments": arguments}
