@@ -31,7 +31,11 @@ def main() -> None:
     context = SerializationContext(TOPIC, MessageField.VALUE)
     producer = Producer({"bootstrap.servers": arguments.servers})
     for number in range(arguments.first, arguments.first + arguments.count):
-        order: dict[str, Any] = {"id": number, "customer": f"customer-{number % 10}", "note": f"note {number}"}
+        order: dict[str, Any] = {
+            "id": number,
+            "customer": f"customer-{number % 10}",
+            "note": f"note {number}",
+        }
         producer.produce(TOPIC, serialize(order, context), key=order["customer"])
     producer.flush()
     print(f"published {arguments.count} orders with {arguments.schema.name}")

@@ -4,9 +4,9 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, FoundRecord, GroupDescription, GroupExplanation, GroupListings, HandlerMode, HangingTransaction, HeadersLike, HotPartitions, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, ResourceType, Schedule, SearchProgress, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
+from mansio import Acl, AclDecision, AclFilter, BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterFeatures, ClusterStatus, CommittedOffset, CompatibilityResult, ConfigEntry, DefaultEntity, DelegationToken, ElectionResult, ElectionType, FoundRecord, GroupDescription, GroupExplanation, GroupListings, HandlerMode, HangingTransaction, HeadersLike, HotPartitions, ListedOffset, LogDir, Message, NewApiKey, Operation, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, Reassignment, ReassignmentResult, RebalanceCallback, RecordId, RecordMetadata, RecordTrace, RedriveResult, RegisteredVersion, ResourceType, Schedule, SchemaById, SchemaReference, SearchProgress, ShareGroupDescription, ShareLeases, ShareOffset, SqsAccessKey, StartAt, TokenProvider, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User, UserApiKey
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 __all__ = [
     "AclAdmin",
@@ -24,6 +24,7 @@ __all__ = [
     "QuotaAdmin",
     "Receiver",
     "ScheduleAdmin",
+    "SchemaAdmin",
     "ShareAdmin",
     "TokenAdmin",
     "TraceAdmin",
@@ -71,6 +72,8 @@ class Admin:
     """State of the cluster, and elections."""
     shares: ShareAdmin
     """Share groups."""
+    schemas: SchemaAdmin
+    """The schema registry."""
     traces: TraceAdmin
     """The history of records."""
     delays: DelayAdmin
@@ -755,6 +758,69 @@ class ScheduleAdmin:
 
     def delete(self, topic: str, name: str) -> None:
         """Delete a schedule; its records stay. Raises `ScheduleNotFound`."""
+        ...
+
+class SchemaAdmin:
+    """The schema registry of one cluster; available as `client.admin.schemas`."""
+    def register(self, subject: str, text: str, *, kind: str = "AVRO", references: Iterable[SchemaReference] = (), normalize: bool = False) -> RegisteredVersion:
+        """Register a schema in a subject, and return its version. A subject that has it already keeps its version. It
+        needs WRITE for the subject."""
+        ...
+
+    def look_up(self, subject: str, text: str, *, kind: str = "AVRO", references: Iterable[SchemaReference] = (), normalize: bool = False, deleted: bool = False) -> RegisteredVersion:
+        """Return the version of a subject that has a schema. `deleted`: also a deleted one."""
+        ...
+
+    def check(self, subject: str, text: str, *, kind: str = "AVRO", references: Iterable[SchemaReference] = (), version: int | str | None = None, normalize: bool = False) -> CompatibilityResult:
+        """Check whether a schema is compatible with a version of a subject, or (None) with those to which the level of
+        the subject applies."""
+        ...
+
+    def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
+        """Names of the subjects that begin with a prefix and that the user may READ. `deleted`: also those of which all
+        versions are deleted."""
+        ...
+
+    def versions(self, subject: str, *, deleted: bool = False) -> list[int]:
+        """Numbers of the versions of a subject. `deleted`: also of the deleted ones."""
+        ...
+
+    def version(self, subject: str, version: int | str = "latest", *, deleted: bool = False, serialized: bool = False) -> RegisteredVersion:
+        """A version of a subject. `deleted`: also a deleted one. `serialized`: a schema of Protobuf as a
+        `FileDescriptorProto` in base64."""
+        ...
+
+    def by_id(self, schema_id: int, *, serialized: bool = False) -> SchemaById:
+        """The schema with an id. `serialized`: see `version`."""
+        ...
+
+    def by_guid(self, guid: str, *, serialized: bool = False) -> SchemaById:
+        """The schema with a GUID, as text. `serialized`: see `version`."""
+        ...
+
+    def uses(self, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
+        """Subject and version of each version with the schema of an id. `deleted`: also the deleted ones."""
+        ...
+
+    def delete(self, subject: str, version: int | str | None = None, *, permanent: bool = False) -> list[int]:
+        """Delete a version of a subject, or (None) all; return their numbers. `permanent`: remove those that are
+        deleted already. It needs DELETE for the subject. After a lost connection the request is repeated, and may find
+        that the version is deleted."""
+        ...
+
+    def compatibility(self, subject: str | None = None) -> str:
+        """The level of a subject, its own or the general one, or (None) the general one. It needs DESCRIBE_CONFIGS for
+        the subject, or for the cluster."""
+        ...
+
+    def set_compatibility(self, level: str | None, subject: str | None = None) -> None:
+        """Set the level of a subject, or (None) the general one. `level`: None for the general one, or for BACKWARD. It
+        needs ALTER_CONFIGS for the subject, or for the cluster."""
+        ...
+
+    def request(self, operation: str, subject: str | None, arguments: Mapping[str, Any], *, changes: bool = False) -> Any:
+        """Do an operation of `mansio.broker.services.schema_registry`, and return its result. `changes`: it changes
+        something."""
         ...
 
 class ShareAdmin:

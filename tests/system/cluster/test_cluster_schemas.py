@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -86,9 +87,7 @@ def test_a_new_schema_gets_one_id_through_kills_and_every_broker_has_it(tmp_path
                 return found
 
             work = [threads.submit(both, node_id, number) for node_id in others]
-            wait_until(
-                lambda node_id=others[0], first=number: has(one, node_id, first), 90, "the first schema"
-            )
+            wait_until(partial(has, one, others[0], number), 90, "the first schema")
             one.kill(killed)
             for offset, found in enumerate(zip(*(each.result(scaled(300)) for each in work), strict=True)):
                 ids[number + offset] = set(found)
@@ -99,13 +98,8 @@ def test_a_new_schema_gets_one_id_through_kills_and_every_broker_has_it(tmp_path
         assert len(set(every)) == len(every), "two schemas have one id"
         for node_id in one.brokers:
             for each, (schema_id,) in ids.items():
-                found = until_answered(
-                    60,
-                    lambda node_id=node_id, schema_id=schema_id: ask(
-                        one, node_id, "GET", f"/schemas/ids/{schema_id}"
-                    ),
-                )
-                assert found["schema"] == text_of(each)
+                answer = until_answered(60, partial(ask, one, node_id, "GET", f"/schemas/ids/{schema_id}"))
+                assert answer["schema"] == text_of(each)
         one.check_logs()
 
 
@@ -126,12 +120,8 @@ def test_what_one_broker_has_registered_every_other_one_answers_at_once(tmp_path
         for number in range(10):
             writer, reader = 1 + number % 3, 1 + (number + 1) % 3
             subject = f"subject-{number}"
-            registered = until_answered(
-                60,
-                lambda writer=writer, subject=subject, number=number: ask(
-                    one, writer, "POST", f"/subjects/{subject}/versions", {"schema": text_of(number)}
-                ),
-            )
+            path, body = f"/subjects/{subject}/versions", {"schema": text_of(number)}
+            registered = until_answered(60, partial(ask, one, writer, "POST", path, body))
             assert ask(one, reader, "GET", f"/subjects/{subject}/versions") == (200, [1])
             assert ask(one, reader, "GET", f"/schemas/ids/{registered['id']}")[1]["schema"] == text_of(number)
             assert ask(one, writer, "DELETE", f"/subjects/{subject}") == (200, [1])

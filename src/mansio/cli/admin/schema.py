@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from uuid import UUID
 
 import typer
 
@@ -130,15 +129,14 @@ def show(
     """Show the schema of a version, or with an id or GUID, as it was registered."""
     if sum(each is not None for each in (subject, schema_id, guid)) != 1:
         raise typer.BadParameter("give a subject, --id or --guid")
-    wanted = None if guid is None else _guid(guid)
 
     async def work() -> RegisteredVersion | SchemaById:
         async with connect(bootstrap_servers) as client:
             schemas = client.admin.schemas
             if schema_id is not None:
                 return await schemas.by_id(schema_id)
-            if wanted is not None:
-                return await schemas.by_guid(wanted)
+            if guid is not None:
+                return await schemas.by_guid(guid)
             assert subject is not None
             return await schemas.version(subject, version, deleted=deleted)
 
@@ -268,17 +266,10 @@ def _reference(text: str) -> SchemaReference:
     return SchemaReference(name, subject, int(version))
 
 
-def _guid(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a GUID", param_hint="--guid") from None
-
-
 def _row(found: RegisteredVersion | SchemaById) -> dict[str, Any]:
     from mansio.client.admin.schemas import RegisteredVersion
 
-    row: dict[str, Any] = {"id": found.schema_id, "guid": str(found.guid), "type": found.kind}
+    row: dict[str, Any] = {"id": found.schema_id, "guid": found.guid, "type": found.kind}
     if isinstance(found, RegisteredVersion):
         row = {"subject": found.subject, "version": found.version, **row, "deleted": found.is_deleted}
     if found.references:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from uuid import UUID
 
 from mansio.errors import SchemaRegistryRefusal
 from mansio.net.cluster import SCHEMAS_KEY_TYPE
@@ -45,7 +44,7 @@ class RegisteredVersion:
     subject: str
     version: int
     schema_id: int
-    guid: UUID
+    guid: str
     kind: str
     text: str
     references: tuple[SchemaReference, ...] = ()
@@ -56,7 +55,7 @@ class RegisteredVersion:
 class SchemaById:
     """A schema as it is found by its id or GUID. `schema_id`: None if it was found by another one."""
 
-    guid: UUID
+    guid: str
     kind: str
     text: str
     references: tuple[SchemaReference, ...] = ()
@@ -150,9 +149,9 @@ class SchemaAdmin:
         found = await self.request("by-id", None, {"id": schema_id, **_format(serialized=serialized)})
         return _by_id(found, schema_id)
 
-    async def by_guid(self, guid: UUID, *, serialized: bool = False) -> SchemaById:
-        """The schema with a GUID. `serialized`: see `version`."""
-        found = await self.request("by-guid", None, {"guid": str(guid), **_format(serialized=serialized)})
+    async def by_guid(self, guid: str, *, serialized: bool = False) -> SchemaById:
+        """The schema with a GUID, as text. `serialized`: see `version`."""
+        found = await self.request("by-guid", None, {"guid": guid, **_format(serialized=serialized)})
         return _by_id(found, int(found["id"]))
 
     async def uses(self, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
@@ -234,7 +233,7 @@ def _version(found: Mapping[str, Any]) -> RegisteredVersion:
         str(found["subject"]),
         int(found["version"]),
         int(found["id"]),
-        UUID(found["guid"]),
+        str(found["guid"]),
         str(found.get("schemaType") or AVRO),
         str(found["schema"]),
         _references(found),
@@ -244,7 +243,7 @@ def _version(found: Mapping[str, Any]) -> RegisteredVersion:
 
 def _by_id(found: Mapping[str, Any], schema_id: int | None) -> SchemaById:
     return SchemaById(
-        UUID(found["guid"]),
+        str(found["guid"]),
         str(found.get("schemaType") or AVRO),
         str(found["schema"]),
         _references(found),
