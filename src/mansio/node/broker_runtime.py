@@ -307,6 +307,7 @@ class BrokerRuntime:
         )
         self.transactions = self._build_transaction_coordinator()
         self.batch_commits = self._build_batch_committer()
+        self.schema_checks = SchemaChecks(host_ports.schema_worker)
         self.schemas = self._build_schema_coordinator()
         self.dead_letters = create_dead_letter_manager(
             settings,
@@ -493,7 +494,7 @@ class BrokerRuntime:
             scheduler=self.host_ports.scheduler,
             create_topic=partial(self._create_internal_topic, SCHEMAS_TOPIC, 1),
             is_own_topic=self._has_schema_registry,
-            checks=SchemaChecks(self.host_ports.schema_worker),
+            checks=self.schema_checks,
             lookup=None
             if self.cluster_member is None
             else ClusterCoordinatorLookup(self.state, SCHEMAS_TOPIC),
@@ -820,7 +821,9 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 authorization=authorization,
             ),
-            schemas=SchemaRegistryService(self.schemas, authorization=authorization),
+            schemas=SchemaRegistryService(
+                self.schemas, checks=self.schema_checks, authorization=authorization
+            ),
             record_search=RecordSearchService(
                 self.partitions,
                 worker=host_ports.file_worker,

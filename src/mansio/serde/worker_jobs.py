@@ -2,13 +2,14 @@
 
 A job and its answer are JSON objects. `parse`: the text and the identity of a schema. `identities`: those of several
 schemas of one format. `check`: why a new schema is not compatible with earlier ones. `names`: of the records that a
-schema describes. `serialize`: a schema of Protobuf as a descriptor. A schema that is not valid is in the answer, as
-`refused`.
+schema describes. `serialize`: a schema of Protobuf as a descriptor. `encode`: values of plain JSON. A schema that is not
+valid is in the answer, as `refused`.
 """
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 EXTRA: Final = "registry"
 PARSED_MAX: Final = 256
 """Number of parsed schemas that the process keeps."""
+CODECS_MAX: Final = 64
 
 _MODULES: Final = {
     SchemaType.AVRO: "mansio.serde.formats.avro",
@@ -90,7 +92,44 @@ def _names(task: dict[str, Any]) -> dict[str, Any]:
 
 def _serialize(task: dict[str, Any]) -> dict[str, Any]:
     parsed: Any = _parsed_schema(SchemaType.PROTOBUF, task["schema"])
-    return {"text": parsed.serialized}
+    return {"text": parsed.serialized()}
+
+
+def _encode(task: dict[str, Any]) -> dict[str, Any]:
+    """Encode values of plain JSON. A value that does not match is named by its position, and its path."""
+    from mansio.serde.errors import MalformedValue
+
+    schema = task["schema"]
+    references = tuple(ReferencedSchema(name, text) for name, text in schema["references"])
+    codec = _codec_of(schema["kind"], schema["text"], references)
+    found: list[str] = []
+    for position, value in enumerate(task["values"]):
+        try:
+            indexes, payload = encode_json(codec, value)
+        except (MalformedValue, RecursionError) as error:
+            return {"malformed": position, "reason": _line(error)}
+        found.append(b64encode(indexes + payload).decode())
+    return {"encoded": found}
+
+
+def _serialized(text: str, references: tuple[ReferencedSchema, ...], name: str | None = None) -> str:
+    parsed: Any = _parse_once(SchemaType.PROTOBUF, text, references, False)
+    serialized: str = parsed.serialized(name)
+    return serialized
+
+
+@lru_cache(CODECS_MAX)
+def _codec_of(kind: str, text: str, references: tuple[ReferencedSchema, ...]) -> Codec:
+    from mansio.serde.codecs.compiled import compile_codec
+    from mansio.serde.source import RegisteredSchema
+
+    if kind == SchemaType.PROTOBUF:
+        serialized = [
+            each._replace(text=_serialized(each.text, references[:number], each.name))
+            for number, each in enumerate(references)
+        ]
+        text, references = _serialized(text, references), tuple(serialized)
+    return compile_codec(RegisteredSchema(SchemaType(kind), text, references))
 
 
 _JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
@@ -99,6 +138,7 @@ _JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "check": _check,
     "names": _names,
     "serialize": _serialize,
+    "encode": _encode,
 }
 
 

@@ -41,12 +41,14 @@ class NewRecord(_message.Message):
     def __init__(self, value: _Optional[bytes] = ..., key: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., partition: _Optional[int] = ..., timestamp_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., priority: _Optional[str] = ..., dedup_id: _Optional[bytes] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("topic", "records")
+    __slots__ = ("topic", "records", "schema")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
     topic: str
     records: _containers.RepeatedCompositeFieldContainer[NewRecord]
-    def __init__(self, topic: _Optional[str] = ..., records: _Optional[_Iterable[_Union[NewRecord, _Mapping]]] = ...) -> None: ...
+    schema: str
+    def __init__(self, topic: _Optional[str] = ..., records: _Optional[_Iterable[_Union[NewRecord, _Mapping]]] = ..., schema: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("name", "code", "message", "retriable")

@@ -46,10 +46,11 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 class Publication(NamedTuple):
-    """A `PublishRequest`: the topic, and the records to publish."""
+    """A `PublishRequest`: the topic, the records to publish, and the schema that encodes their values, "" for none."""
 
     topic: str
     records: Sequence[RecordToPublish]
+    schema: str = ""
 
 
 class Requests:
@@ -66,26 +67,28 @@ class Requests:
             request = _parsed(pb.PublishRequest, data)
             if len(request.records) > PUBLISHED_RECORDS_MAX:
                 raise InvalidRequest(f"more than {PUBLISHED_RECORDS_MAX} records in one request")
-            yield Publication(request.topic, await new_records(request, ItemTurns(RunningLoop())))
+            records = await new_records(request, ItemTurns(RunningLoop()))
+            yield Publication(request.topic, records, request.schema)
             return
         with self._budget.parsed(len(data)):
             found = await self._large_publication(data)
             yield found
 
     async def _large_publication(self, data: bytes) -> Publication:
-        topic = ""
+        topic = schema = ""
         found: list[Sequence[RecordToPublish]] = []
         headers = 0
         async with self._budget.turns as turns:
             for start, end in _pieces(data):
                 request = _parsed(pb.PublishRequest, data[start:end])
                 topic = request.topic or topic
+                schema = request.schema or schema
                 headers += sum(len(each.headers) for each in request.records)
                 if headers > HEADERS_MAX:
                     raise InvalidRequest(f"more than {HEADERS_MAX} headers in one request")
                 found.append(await new_records(request, ItemTurns(RunningLoop())))
                 await turns.pause()
-        return Publication(topic, joined_records(found))
+        return Publication(topic, joined_records(found), schema)
 
 
 def parse(message: Any, data: bytes) -> Any:

@@ -25,6 +25,7 @@ from mansio.api.grpc.requests import Requests
 from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.api.routing.publishing import publish_records
 from mansio.api.routing.read_records import read_records
+from mansio.api.routing.schema_values import encode_values
 from mansio.broker.coordinator.group.group_inspection import SHARE
 from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id, on_listener
 from mansio.broker.services.share_groups.leases import Acknowledgement
@@ -71,13 +72,12 @@ class MansioService:
 
     async def Publish(self, request: bytes, context: Any) -> Any:  # noqa: N802 - the name in the service
         async with self._requests.publication(request) as found:
-            result = await publish_records(
-                self._services,
-                self._clients,
-                found.topic,
-                found.records,
-                caller=caller_of(context, self._services.clock),
-            )
+            caller = caller_of(context, self._services.clock)
+            records = found.records
+            if found.schema:
+                client = self._clients.client(caller)
+                records = await encode_values(self._services, client, found.topic, found.schema, records)
+            result = await publish_records(self._services, self._clients, found.topic, records, caller=caller)
         return pb.PublishResponse(ranges=published_ranges(result))
 
     async def PublishStream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:  # noqa: N802

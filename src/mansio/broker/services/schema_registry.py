@@ -14,16 +14,19 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.broker.coordinator.registry.schema_checks import SchemaText
 from mansio.broker.coordinator.registry.schema_uses import CONTAINS, decode_use
 from mansio.errors import InvalidRequest
+from mansio.serde.frames import schema_key_bytes
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.registry import refusals
 from mansio.state.registry.registry import LATEST, VERSION_MAX, schema_of
 from mansio.state.registry.schema import SCHEMA_TYPES, Compatibility, Mode, SubjectSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from mansio.broker.coordinator.registry.schema_checks import SchemaChecks
     from mansio.broker.coordinator.registry.schema_coordinator import SchemaCoordinator
     from mansio.broker.routing.caller import Caller
     from mansio.broker.services.authorization import Authorization
@@ -45,8 +48,12 @@ SERIALIZED: Final = "serialized"
 class SchemaRegistryService:
     """The schema registry of a broker. All methods run on its event loop."""
 
-    def __init__(self, coordinator: SchemaCoordinator, *, authorization: Authorization) -> None:
+    def __init__(
+        self, coordinator: SchemaCoordinator, *, checks: SchemaChecks, authorization: Authorization
+    ) -> None:
+        """Serve the registry. `checks`: of this broker, which may not be the one that leads the registry's topic."""
         self._coordinator = coordinator
+        self._checks = checks
         self._authorization = authorization
         self._reading: dict[str, Action] = {
             "subjects": self._subjects,
@@ -62,6 +69,7 @@ class SchemaRegistryService:
             "settings": self._settings,
             "mode": self._mode,
             CONTAINS: self._contains,
+            "resolved": self._resolved,
         }
         self._changing: dict[str, Action] = {
             "register": self._register,
@@ -238,6 +246,30 @@ class SchemaRegistryService:
         self._check_right(caller, Operation.DESCRIBE_CONFIGS, subject)
         state = await self._coordinator.read()
         return {"mode": state.mode(subject, default=bool(arguments.get("defaultToGlobal"))).value}
+
+    async def _resolved(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
+        """Return a schema, by its id or as the latest of the subject, with the texts of what it refers to."""
+        state = await self._coordinator.read()
+        if subject is None:
+            schema_id = _number(arguments, "id")
+            state.schema(schema_id)
+            self._check_readable_schema(state, schema_id, caller)
+        else:
+            self._check_right(caller, Operation.READ, subject)
+            schema_id = state.version(state.subject_of_alias(subject), LATEST).schema_id
+        schema = state.schema(schema_id)
+        references = state.resolved_references(schema.references)
+        return {"id": schema_id, "kind": schema.kind, "text": schema.text, "references": references}
+
+    async def encode(self, resolved: Arguments, values: Sequence[Any]) -> list[bytes]:
+        """Return values of plain JSON as the schema of a "resolved" result encodes them, each after its frame. Raises
+        `InvalidRecord`, which names the value and the path in it."""
+        references = [(name, text) for name, text in resolved["references"]]
+        encoded = await self._checks.encode(
+            SchemaText(resolved["kind"], resolved["text"], references), values
+        )
+        frame = schema_key_bytes(resolved["id"])
+        return [frame + each for each in encoded]
 
     async def _contains(self, _: str | None, arguments: Arguments, caller: Caller) -> list[bool]:
         """Return for each use of a schema whether its subject has it; for brokers."""

@@ -14,6 +14,7 @@ from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_to
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
 from mansio.api.routing.publishing import publish_records
+from mansio.api.routing.schema_values import encode_values
 from mansio.broker.services.publish_records import (
     PUBLISHED_RECORDS_MAX,
     RecordToPublish,
@@ -39,9 +40,24 @@ _COMPACT: Final = '{"value":""},'
 """A record with a value and nothing else in its shortest form, without the value."""
 
 
+Schema = Annotated[
+    str,
+    Field(
+        pattern="^(latest|[0-9]{1,10})$",
+        description="Values are plain JSON, and encoded with this schema of the registry: `latest`, that of the subject"
+        " TOPIC-value, or an id.",
+    ),
+]
+
+
 class RawParameters(Body):
     key: str | None = None
     partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)] | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+
+
+class BatchParameters(Body):
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 class NewRecord(TypedDict, total=False):
@@ -247,6 +263,8 @@ def _dedup_id(text: str) -> bytes:
 
 async def _publish(call: Call, records: Sequence[RecordToPublish]) -> Sequence[PublishedRange]:
     topic = check_topic_name(call.topic)
+    if call.query.schema_ is not None:
+        records = await encode_values(call.services, call.client, topic, call.query.schema_, records)
     result = await publish_records(
         call.services, call.context.broker.clients, topic, records, caller=call.caller
     )
@@ -282,6 +300,7 @@ OPERATIONS: Final = (
         "/topics/{topic}/records/batch",
         "Publish records, with a result for each",
         publish_many,
+        query=BatchParameters,
         body=NewRecords,
         result=PublishResults,
         parses_large=True,

@@ -8,9 +8,10 @@ Invariants:
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.errors import RequestTimedOut, ThrottlingQuotaExceeded, Unavailable
+from mansio.errors import InvalidRecord, RequestTimedOut, ThrottlingQuotaExceeded, Unavailable
 from mansio.ports import FileJob
 from mansio.serde.worker_jobs import run_job
 from mansio.state.registry import refusals
@@ -119,6 +120,16 @@ class SchemaChecks:
         """Return a schema of Protobuf as a `FileDescriptorProto` in base64."""
         text: str = (await self._run({"job": "serialize", "schema": schema.fields()}))["text"]
         return text
+
+    async def encode(self, schema: SchemaText, values: Sequence[Any]) -> list[bytes]:
+        """Return values of plain JSON as a schema encodes them, with the indexes of a message of Protobuf. Raises
+        `InvalidRecord`, which names the value and the path in it."""
+        answer = await self._run({"job": "encode", "schema": schema.fields(), "values": values})
+        if "malformed" in answer:
+            error = InvalidRecord(f"value {answer['malformed']}: {answer['reason']}")
+            error.record_errors = ((answer["malformed"], answer["reason"]),)
+            raise error
+        return [b64decode(each) for each in answer["encoded"]]
 
     async def _run(self, task: dict[str, Any]) -> dict[str, Any]:
         job = json.dumps(task).encode()
