@@ -31,6 +31,7 @@ from mansio.schemas.column_types import (
     struct_type,
 )
 from mansio.schemas.decoding import reason
+from mansio.serde import message_indexes
 from mansio.serde.errors import MalformedValue, UnsupportedSchema
 
 if TYPE_CHECKING:
@@ -142,14 +143,7 @@ def message_name(pool: descriptor_pool.DescriptorPool, file: str, indexes: Seque
     """Return the full name of the message with these indexes in a file, as in Confluent's wire format: the index among
     the file's messages, then among the nested messages of that one, and so on. Raises `MalformedValue`.
     """
-    found = pool.FindFileByName(file)
-    messages = list(found.message_types_by_name.values())
-    name = ""
-    for index in indexes:
-        if not 0 <= index < len(messages):
-            raise MalformedValue(f"the Protobuf schema has no message with the indexes {list(indexes)}")
-        name, messages = messages[index].full_name, list(messages[index].nested_types)
-    return name
+    return message_indexes.message_name(pool.FindFileByName(file), indexes)
 
 
 def first_message(pool: descriptor_pool.DescriptorPool, file: str) -> str:
