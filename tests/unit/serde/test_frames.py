@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -63,14 +64,14 @@ def test_both_frames_of_confluents_client_are_read(
     written = SchemaId("PROTOBUF", number, str(guid), indexes)
     in_value = find_frame(prefix_schema_id_serializer(value, None, written), (), is_key=is_key)
     assert (in_value.schema, in_value.message()) == (number, (tuple(indexes), value))
-    headers = context(is_key=is_key)
-    payload = header_schema_id_serializer(value, headers, written)
-    assert headers.headers is not None
-    assert headers.headers[0] == (
+    where = context(is_key=is_key)
+    payload = header_schema_id_serializer(value, where, written)
+    headers: Any = where.headers
+    assert headers[0] == (
         KEY_HEADER if is_key else VALUE_HEADER,
         schema_key_bytes(guid) + message_indexes_bytes(indexes),
     )
-    in_header = find_frame(payload, headers.headers, is_key=is_key)
+    in_header = find_frame(payload, headers, is_key=is_key)
     assert (in_header.schema, in_header.message()) == (guid, (tuple(indexes), value))
 
 

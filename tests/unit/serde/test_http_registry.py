@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import urllib.request
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from mansio.errors import ConfigError
 from mansio.serde import http_registry as registry_module
+from mansio.serde.definition import ReferencedSchema, SchemaDefinition, SchemaReference, SchemaType
 from mansio.serde.errors import SchemaNotFound, SchemaRegistryError
 from mansio.serde.http_registry import (
     ATTEMPTS_MAX,
@@ -62,6 +65,30 @@ def test_references_come_before_what_uses_them(server: RegistryServer) -> None:
     schema_id = server.register("c", '"C"', references=[("b", "b", 1), ("a", "a", 1)])
     found = SchemaRegistry(server.url).schema_by_id(schema_id)
     assert ([one.text for one in found.references], found.text) == (['"A"', '"B"'], '"C"')
+
+
+def test_a_schema_is_found_by_its_guid_with_the_names_of_its_references(server: RegistryServer) -> None:
+    server.register("a", '"A"')
+    schema_id = server.register("b", '"B"', references=[("x.A", "a", 1)])
+    client = SchemaRegistry(server.url)
+    found = client.schema_by_id(schema_id)
+    assert found.guid is not None
+    assert client.schema_by_guid(found.guid) == replace(found, schema_id=None)
+    assert found.references == (ReferencedSchema("x.A", '"A"'),)
+    with pytest.raises(SchemaNotFound):
+        client.schema_by_guid(UUID(int=0))
+
+
+def test_a_schema_is_looked_up_in_a_subject_without_registering_it(server: RegistryServer) -> None:
+    reference = SchemaReference("a", "a", 1)
+    server.register("a", '"A"')
+    client = SchemaRegistry(server.url)
+    with pytest.raises(SchemaNotFound):
+        client.look_up("s", SchemaDefinition(SchemaType.JSON, "{}", (reference,)))
+    found = client.register("s", "{}", SchemaType.JSON, (reference,))
+    assert client.look_up("s", SchemaDefinition(SchemaType.JSON, "{}", (reference,))) == found
+    with pytest.raises(SchemaNotFound):
+        client.look_up("s", SchemaDefinition(SchemaType.JSON, "{}"))
 
 
 def test_cyclic_references_end_with_an_error(server: RegistryServer) -> None:
