@@ -120,7 +120,8 @@ class RegistryServer:
         if body is not None:
             references = [(one["name"], one["subject"], one["version"]) for one in body.get("references", ())]
             kind = body.get("schemaType", "AVRO")
-            return 200, {"id": self.register(subject, body["schema"], kind, references)}
+            schema_id = self.register(subject, body["schema"], kind, references)
+            return 200, {"id": schema_id, "guid": str(_guid(schema_id))}
         if subject not in self._subjects:
             return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
         ids = self._subjects[subject]

@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import fastavro
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from mansio.serde.definition import ReferencedSchema
 
+_VALUE: Final = "value"
+"""Field of the record around the schema."""
 _SHORT_DECIMAL_BYTES: Final = 1_000
 """A value that is not longer has no decimal that takes long to convert."""
 
@@ -44,14 +46,16 @@ _SHORT_DECIMAL_BYTES: Final = 1_000
 class AvroCodec:
     """Codec of an Avro schema. `name`: full name of its record, enum or fixed; empty for another type."""
 
-    kind: Final = SchemaType.AVRO
+    kind: Literal[SchemaType.AVRO] = SchemaType.AVRO
 
     def __init__(self, text: str, references: Sequence[ReferencedSchema] = ()) -> None:
         """Raise `UnsupportedSchema` for an invalid schema, and for one that exceeds a bound."""
-        self._schema, named = parse_avro(text, dict.fromkeys(one.text for one in references))
+        self._schema, named = parse_avro(
+            text, dict.fromkeys(one.text for one in references), root_field=_VALUE
+        )
         compiler = TypeCompiler(named)
         try:
-            self._type = compiler.compile(self._schema)
+            self._type = compiler.compile(self._schema["fields"][0]["type"])
         except (KeyError, TypeError, RecursionError) as error:
             raise UnsupportedSchema(f"this is no Avro schema: {reason(error)}") from error
         self.name: str = self._type.tag if self._type.kind in ("record", "enum", "fixed") else ""
@@ -83,7 +87,7 @@ class AvroCodec:
     def _write(self, converted: Any) -> bytes:
         stream = BytesIO()
         try:
-            fastavro.schemaless_writer(stream, self._schema, converted)
+            fastavro.schemaless_writer(stream, self._schema, {_VALUE: converted})
         except Exception as error:  # fastavro raises errors of many types for a value that does not match
             raise fault(None, f"does not match its Avro schema: {_cause(error)}") from error
         return stream.getvalue()
@@ -104,7 +108,7 @@ class AvroCodec:
             raise fault(None, f"cannot be read with its Avro schema: {_cause(error)}") from error
         if stream.tell() != len(data):
             raise fault(None, f"has {len(data) - stream.tell()} bytes after the end of its Avro encoding")
-        return found
+        return cast("dict[str, Any]", found)[_VALUE]
 
 
 def _cause(error: Exception) -> str:

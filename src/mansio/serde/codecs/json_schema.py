@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urljoin
 
 import jsonschema
@@ -51,7 +51,7 @@ _steps: ContextVar[list[int]] = ContextVar("steps")
 class JsonSchemaCodec:
     """Codec of a JSON Schema. `name`: its title; empty if it has none."""
 
-    kind: Final = SchemaType.JSON
+    kind: Literal[SchemaType.JSON] = SchemaType.JSON
 
     def __init__(self, text: str, references: Sequence[ReferencedSchema] = ()) -> None:
         """Raise `UnsupportedSchema` for an invalid schema, and for one that exceeds a bound."""

@@ -8,7 +8,7 @@ message object of Protobuf is encoded, too.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from google.protobuf import json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError, Message
@@ -39,7 +39,7 @@ _FIELD: Final = re.compile(r"Failed to parse (\w+) field: ")
 class ProtobufCodec:
     """Codec of the messages of a Protobuf file. `name`: full name of the first message."""
 
-    kind: Final = SchemaType.PROTOBUF
+    kind: Literal[SchemaType.PROTOBUF] = SchemaType.PROTOBUF
 
     def __init__(self, text: str, references: Sequence[ReferencedSchema] = ()) -> None:
         """`text`, and those of `references`: a serialized `FileDescriptorProto` in base64. Raises
