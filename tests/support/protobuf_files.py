@@ -12,7 +12,7 @@ import grpc_tools
 from google.protobuf import descriptor_pb2, message_factory
 from grpc_tools import protoc
 
-from mansio.schemas.protobuf import pool_of_descriptor_set
+from mansio.serde.codecs.descriptor_pools import pool_of_descriptor_set
 
 FLIGHT_PROTO = """
 syntax = "proto3";

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -107,10 +108,20 @@ class RegistryServer:
             number = int(path[2])
             if not 0 < number <= len(self._schemas):
                 return 404, {"error_code": 40403, "message": "Schema not found"}
-            return 200, self._schemas[number - 1]
+            return 200, {**self._schemas[number - 1], "guid": str(_guid(number))}
+        if path[:2] == ["schemas", "guids"]:
+            found = [one for one in range(1, len(self._schemas) + 1) if str(_guid(one)) == path[2]]
+            if not found:
+                return 404, {"error_code": 40403, "message": "Schema not found"}
+            return 200, {**self._schemas[found[0] - 1], "guid": path[2]}
         subject = path[1]
+        if body is not None and len(path) == 2:
+            return self._looked_up(subject, body)
         if body is not None:
-            return 200, {"id": self.register(subject, body["schema"], body.get("schemaType", "AVRO"))}
+            references = [(one["name"], one["subject"], one["version"]) for one in body.get("references", ())]
+            kind = body.get("schemaType", "AVRO")
+            schema_id = self.register(subject, body["schema"], kind, references)
+            return 200, {"id": schema_id, "guid": str(_guid(schema_id))}
         if subject not in self._subjects:
             return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
         ids = self._subjects[subject]
@@ -127,8 +138,16 @@ class RegistryServer:
             "subject": subject,
             "version": version,
             "id": schema_id,
+            "guid": str(_guid(schema_id)),
             **self._schemas[schema_id - 1],
         }
+
+    def _looked_up(self, subject: str, body: Any) -> tuple[int, Any]:
+        wanted = {name: one for name, one in body.items() if name != "schemaType" or one != "AVRO"}
+        for version, schema_id in enumerate(self._subjects.get(subject, ()), 1):
+            if self._schemas[schema_id - 1] == wanted:
+                return 200, {"subject": subject, "version": version, "id": schema_id, **wanted}
+        return 404, {"error_code": 40403, "message": "Schema not found"}
 
     @staticmethod
     def _send(request: BaseHTTPRequestHandler, code: int, content: Any) -> None:
@@ -140,3 +159,7 @@ class RegistryServer:
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         request.wfile.write(data)
+
+
+def _guid(schema_id: int) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_OID, str(schema_id))

@@ -36,8 +36,8 @@ from mansio.schemas.column_types import (
     spark_type,
     struct_type,
 )
-from mansio.schemas.decoding import reason
-from mansio.serde.errors import MalformedValue, UnsupportedSchema
+from mansio.serde.codecs.avro_schemas import parse_avro
+from mansio.serde.errors import MalformedValue, UnsupportedSchema, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,15 +91,7 @@ class AvroSchema:
 
         Raises `UnsupportedSchema`.
         """
-        named: dict[str, Any] = {}
-        try:
-            for one in references:
-                fastavro.parse_schema(json.loads(one), named_schemas=named)
-            parsed = fastavro.parse_schema(json.loads(text), named_schemas=named)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UnsupportedSchema(f"this is no Avro schema: {reason(error)}") from error
-        except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-            raise UnsupportedSchema(f"this is no Avro schema: {reason(error)}") from error
+        parsed, named = parse_avro(text, references)
         compiled = _Compiler(named).compile(parsed)
         if compiled.type is None:
             raise UnsupportedSchema("the Avro schema has no value: it is null, or a record without fields")

@@ -8,11 +8,11 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mansio.serde.errors import MalformedValue
+from mansio.serde.errors import MalformedValue, reason
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Decode = Callable[[bytes], Any]
     """Function from an encoded value to the Python object that Arrow converts. Raises `MalformedValue`."""
-
-REASON_CHARACTERS_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +59,3 @@ def to_column(objects: list[Any], kind: pa.DataType, errors: dict[int, Malformed
             objects[row] = None
             reasons[row] = reason(error)
     return DecodedColumn(pa.array(objects, kind), reasons)
-
-
-def reason(error: Exception) -> str:
-    """Return the text of an error on one line of at most `REASON_CHARACTERS_MAX` characters."""
-    line = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
-    return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[: REASON_CHARACTERS_MAX - 3]}..."

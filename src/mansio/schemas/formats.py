@@ -27,17 +27,10 @@ from mansio.host.extras import require_extra
 from mansio.schemas.column_types import check_readable, merge_types
 from mansio.schemas.decoding import DecodedColumn, decode_objects, to_column
 from mansio.schemas.json_schema import JsonSchema
-from mansio.schemas.registry import (
-    AVRO,
-    JSON,
-    PROTOBUF,
-    RegisteredSchema,
-    RegistryCredentials,
-    SchemaRegistry,
-    split_message_indexes,
-    split_wire_format,
-)
-from mansio.serde.errors import MalformedValue, SchemaNotFound, UnsupportedSchema
+from mansio.serde.definition import SchemaType
+from mansio.serde.errors import MalformedValue, NotFramed, SchemaNotFound, UnsupportedSchema
+from mansio.serde.frames import split_message_indexes, split_schema_key
+from mansio.serde.http_registry import RegistryCredentials, SchemaRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +38,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mansio.schemas.decoding import Decode
+    from mansio.serde.frames import SchemaKey
+    from mansio.serde.source import RegisteredSchema
 
 AVRO_FORMAT: Final = "avro"
 PROTOBUF_FORMAT: Final = "protobuf"
 JSON_FORMAT: Final = "json"
 FORMATS: Final = (JSON_FORMAT, AVRO_FORMAT, PROTOBUF_FORMAT)
 """Formats of keys and values, as `--value-format` names them."""
-_KINDS: Final = {AVRO_FORMAT: AVRO, PROTOBUF_FORMAT: PROTOBUF, JSON_FORMAT: JSON}
+_KINDS: Final = {
+    AVRO_FORMAT: SchemaType.AVRO,
+    PROTOBUF_FORMAT: SchemaType.PROTOBUF,
+    JSON_FORMAT: SchemaType.JSON,
+}
 _EXTRAS: Final = {AVRO_FORMAT: "avro", PROTOBUF_FORMAT: "protobuf"}
 
 WRITERS_MAX: Final = 1_000
@@ -170,7 +169,7 @@ class ReaderDecoder:
         self._registry = registry
         kind, self._plain = _plain_schema(column)
         self._type = _target_type(kind, base, is_fixed=is_fixed)
-        self._writers: dict[tuple[int, tuple[int, ...]], Decode | str] = {}
+        self._writers: dict[tuple[SchemaKey, tuple[int, ...]], Decode | str] = {}
 
     @property
     def type(self) -> pa.DataType:
@@ -181,43 +180,47 @@ class ReaderDecoder:
         return to_column(objects, self._type, errors)
 
     def _decode_one(self, value: bytes) -> Any:
-        schema_id, rest = split_wire_format(value)
+        schema, rest = split_schema_key(value)
         indexes: tuple[int, ...] = ()
         if self._column.format == PROTOBUF_FORMAT:
             indexes, rest = split_message_indexes(rest)
-        decode = self._writers.get((schema_id, indexes))
+        decode = self._writers.get((schema, indexes))
         if decode is None:
             if len(self._writers) >= WRITERS_MAX:
                 self._writers.clear()
-            decode = self._writers[schema_id, indexes] = self._writer(schema_id, indexes)
+            decode = self._writers[schema, indexes] = self._writer(schema, indexes)
         if isinstance(decode, str):
             raise MalformedValue(decode)
         return decode(rest)
 
-    def _writer(self, schema_id: int, indexes: tuple[int, ...]) -> Decode | str:
+    def _writer(self, schema: SchemaKey, indexes: tuple[int, ...]) -> Decode | str:
         """Return the decoding function for a writer schema, or the reason why there is none."""
         column = self._column
         try:
-            found = self._registry.schema_by_id(schema_id)
+            found = (
+                self._registry.schema_by_id(schema)
+                if isinstance(schema, int)
+                else self._registry.schema_by_guid(schema)
+            )
         except SchemaNotFound as error:
             return error.message
         if found.kind != _KINDS[column.format]:
-            return f"schema id {schema_id} is a schema of type {found.kind}, not {_KINDS[column.format]}"
+            return f"schema id {schema} is a schema of type {found.kind}, not {_KINDS[column.format]}"
         try:
             if column.format == AVRO_FORMAT:
                 from mansio.schemas.avro import AvroSchema
 
-                writer = AvroSchema(found.text, found.references)
+                writer = AvroSchema(found.text, _texts(found))
                 return writer.decoder(AvroSchema(column.schema, column.references))
             if column.format == PROTOBUF_FORMAT:
-                from mansio.schemas.protobuf import message_name, pool_of_files
+                from mansio.serde.codecs.descriptor_pools import message_name, pool_of_files
 
-                pool, file = pool_of_files((*found.references, found.text))
+                pool, file = pool_of_files(found.text, found.references)
                 wanted, written = _message_of(column), message_name(pool, file, indexes)
                 if wanted != written:
                     return f"the value is a {written} message, not {wanted}"
         except (UnsupportedSchema, MalformedValue) as error:
-            return f"schema id {schema_id}: {error.message}"
+            return f"schema id {schema}: {error.message}"
         return self._plain
 
 
@@ -238,7 +241,7 @@ class SubjectDecoder:
         self._type = base
         self._is_fixed = False
         self._last_version = 0
-        self._writers: dict[int, _Writer | str] = {}
+        self._writers: dict[SchemaKey, _Writer | str] = {}
         self._message = column.message
         self.refresh()
         if len(self.rejected) == len(self._writers):
@@ -255,25 +258,27 @@ class SubjectDecoder:
         return self._type
 
     @property
-    def rejected(self) -> dict[int, str]:
-        """The versions that cannot be decoded: reason by schema id."""
-        return {schema_id: one for schema_id, one in self._writers.items() if isinstance(one, str)}
+    def rejected(self) -> dict[SchemaKey, str]:
+        """The versions that cannot be decoded: reason by schema id, and by GUID where the registry has one."""
+        return {schema: one for schema, one in self._writers.items() if isinstance(one, str)}
 
     def decode(self, values: list[bytes | None]) -> DecodedColumn:
-        if any(
-            int.from_bytes(value[1:5], "big") not in self._writers
-            for value in values
-            if value is not None and len(value) >= 5 and value[0] == 0
-        ):
+        if any(self._is_unknown(value) for value in values if value is not None):
             self.refresh()
         objects, errors = decode_objects(values, self._decode_one)
         return to_column(objects, self.type, errors)
 
+    def _is_unknown(self, value: bytes) -> bool:
+        try:
+            return split_schema_key(value)[0] not in self._writers
+        except NotFramed:
+            return False
+
     def _decode_one(self, value: bytes) -> Any:
-        schema_id, rest = split_wire_format(value)
-        writer = self._writers.get(schema_id)
+        schema, rest = split_schema_key(value)
+        writer = self._writers.get(schema)
         if writer is None:
-            raise MalformedValue(f"schema id {schema_id} is not of subject {self._column.subject}")
+            raise MalformedValue(f"schema id {schema} is not of subject {self._column.subject}")
         if isinstance(writer, str):
             raise MalformedValue(writer)
         return writer.decode(rest)
@@ -284,7 +289,9 @@ class SubjectDecoder:
             if version <= self._last_version:
                 continue
             found = self._registry.version(self._column.subject, version)
-            self._writers[found.schema_id] = self._writer(found.schema, version)
+            writer = self._writers[found.schema_id] = self._writer(found.schema, version)
+            if found.schema.guid is not None:
+                self._writers[found.schema.guid] = writer
             self._last_version = version
 
     def _writer(self, schema: RegisteredSchema, version: int) -> _Writer | str:
@@ -333,14 +340,15 @@ def _registered_writer(name: str, schema: RegisteredSchema, message: str) -> _Wr
     if name == AVRO_FORMAT:
         from mansio.schemas.avro import AvroSchema
 
-        avro = AvroSchema(schema.text, schema.references)
+        avro = AvroSchema(schema.text, _texts(schema))
         return _Writer(avro.type, avro.decoder())
     if name == JSON_FORMAT:
-        document = JsonSchema(schema.text, schema.references)
+        document = JsonSchema(schema.text, _texts(schema))
         return _Writer(document.type, document.decode)
-    from mansio.schemas.protobuf import ProtobufSchema, first_message, message_name, pool_of_files
+    from mansio.schemas.protobuf import ProtobufSchema
+    from mansio.serde.codecs.descriptor_pools import first_message, message_name, pool_of_files
 
-    pool, file = pool_of_files((*schema.references, schema.text))
+    pool, file = pool_of_files(schema.text, schema.references)
     wanted = message or first_message(pool, file)
     found = ProtobufSchema(pool, wanted)
 
@@ -366,14 +374,15 @@ def _plain_schema(column: ColumnFormat) -> tuple[pa.DataType, Callable[[bytes], 
     if column.format == JSON_FORMAT:
         document = JsonSchema(column.schema)
         return document.type, document.decode
-    from mansio.schemas.protobuf import ProtobufSchema, pool_of_descriptor_set
+    from mansio.schemas.protobuf import ProtobufSchema
+    from mansio.serde.codecs.descriptor_pools import pool_of_descriptor_set
 
     message = ProtobufSchema(pool_of_descriptor_set(_descriptor_set(column)), _message_of(column))
     return message.type, message.decode
 
 
 def _message_of(column: ColumnFormat) -> str:
-    from mansio.schemas.protobuf import default_message
+    from mansio.serde.codecs.descriptor_pools import default_message
 
     return column.message or default_message(_descriptor_set(column), takes_first=bool(column.registry))
 
@@ -394,10 +403,15 @@ def latest_reader_schema(registry: SchemaRegistry, subject: str, name: str) -> t
     if found.kind != _KINDS[name]:
         raise UnsupportedSchema(f"subject {subject} has schemas of type {found.kind}, not {_KINDS[name]}")
     if name != PROTOBUF_FORMAT:
-        return found.text, found.references
-    from mansio.schemas.protobuf import descriptor_set_of_files
+        return found.text, _texts(found)
+    from mansio.serde.codecs.descriptor_pools import descriptor_set_of_files
 
-    return base64.b64encode(descriptor_set_of_files((*found.references, found.text))).decode(), ()
+    return base64.b64encode(descriptor_set_of_files(found.text, found.references)).decode(), ()
+
+
+def _texts(schema: RegisteredSchema) -> tuple[str, ...]:
+    """Return the texts of the schemas that one uses. Avro's named types have their names in them."""
+    return tuple(dict.fromkeys(one.text for one in schema.references))
 
 
 def encode_schema_file(name: str, content: bytes) -> str:

@@ -29,8 +29,7 @@ from mansio.schemas.column_types import (
     map_type,
     struct_type,
 )
-from mansio.schemas.decoding import reason
-from mansio.serde.errors import MalformedValue, UnsupportedSchema
+from mansio.serde.errors import MalformedValue, UnsupportedSchema, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,13 +10,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
@@ -30,17 +28,16 @@ from mansio.schemas.column_types import (
     map_type,
     struct_type,
 )
-from mansio.schemas.decoding import reason
-from mansio.serde import message_indexes
-from mansio.serde.errors import MalformedValue, UnsupportedSchema
+from mansio.serde.errors import MalformedValue, UnsupportedSchema, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from google.protobuf import descriptor_pool
 
     Convert = Callable[[Any], Any]
 
 TIMESTAMP_MESSAGE: Final = "google.protobuf.Timestamp"
-WELL_KNOWN_PREFIX: Final = "google/protobuf/"
 
 _TYPES: Final = {
     FieldDescriptor.TYPE_DOUBLE: pa.float64(),
@@ -90,125 +87,6 @@ class ProtobufSchema:
             return self._convert(message)
         except (OverflowError, ValueError) as error:
             raise MalformedValue(f"the {self.message_name} message is invalid: {reason(error)}") from error
-
-
-def pool_of_descriptor_set(content: bytes) -> descriptor_pool.DescriptorPool:
-    """Return the message types of a serialized `FileDescriptorSet`, as `protoc --include_imports --descriptor_set_out`
-    writes it.
-
-    Raises `UnsupportedSchema`.
-    """
-    files = descriptor_pb2.FileDescriptorSet()
-    try:
-        files.ParseFromString(content)
-    except DecodeError as error:
-        raise UnsupportedSchema(
-            "this is no FileDescriptorSet: make one with `protoc --include_imports --descriptor_set_out=FILE`"
-        ) from error
-    return _pool(files.file)
-
-
-def descriptor_set_of_files(files: Sequence[str]) -> bytes:
-    """Return a serialized `FileDescriptorSet` of files as the schema registry returns them. Raises
-    `UnsupportedSchema`.
-    """
-    return bytes(descriptor_pb2.FileDescriptorSet(file=_parse_files(files)).SerializeToString())
-
-
-def pool_of_files(files: Sequence[str]) -> tuple[descriptor_pool.DescriptorPool, str]:
-    """Return the message types of files as the schema registry returns them with `format=serialized` (base64 of a
-    `FileDescriptorProto`), each after those that it imports, and the name of the last file.
-
-    Raises `UnsupportedSchema`.
-    """
-    parsed = _parse_files(files)
-    return _pool(parsed), parsed[-1].name
-
-
-def _parse_files(files: Sequence[str]) -> list[Any]:
-    parsed = []
-    for text in files:
-        one = descriptor_pb2.FileDescriptorProto()
-        try:
-            one.ParseFromString(base64.b64decode(text, validate=True))
-        except (DecodeError, binascii.Error, ValueError) as error:
-            raise UnsupportedSchema(
-                "the schema registry has returned no serialized Protobuf schema: it must support format=serialized"
-            ) from error
-        parsed.append(one)
-    return parsed
-
-
-def message_name(pool: descriptor_pool.DescriptorPool, file: str, indexes: Sequence[int]) -> str:
-    """Return the full name of the message with these indexes in a file, as in Confluent's wire format: the index among
-    the file's messages, then among the nested messages of that one, and so on. Raises `MalformedValue`.
-    """
-    return message_indexes.message_name(pool.FindFileByName(file), indexes)
-
-
-def first_message(pool: descriptor_pool.DescriptorPool, file: str) -> str:
-    """Return the full name of the first message of a file. Raises `UnsupportedSchema` if it has none."""
-    try:
-        return message_name(pool, file, (0,))
-    except MalformedValue:
-        raise UnsupportedSchema(f"the Protobuf file {file} has no message") from None
-
-
-def default_message(content: bytes, *, takes_first: bool = False) -> str:
-    """Return the name of the only message of the last file of a `FileDescriptorSet`, or of the first one if
-    `takes_first`. Nested messages do not count. Raises `UnsupportedSchema` if there is none, or several without
-    `takes_first`.
-    """
-    files = descriptor_pb2.FileDescriptorSet()
-    try:
-        files.ParseFromString(content)
-    except DecodeError as error:
-        raise UnsupportedSchema("this is no FileDescriptorSet") from error
-    last = files.file[-1] if files.file else descriptor_pb2.FileDescriptorProto()
-    if not last.message_type or (len(last.message_type) > 1 and not takes_first):
-        names = ", ".join(one.name for one in last.message_type) or "none"
-        raise UnsupportedSchema(f"name the message of the value: {last.name or 'the file'} has {names}")
-    name = last.message_type[0].name
-    return f"{last.package}.{name}" if last.package else name
-
-
-def _pool(files: Sequence[Any]) -> descriptor_pool.DescriptorPool:
-    pool = descriptor_pool.DescriptorPool()
-    known = {one.name for one in files}
-    default = descriptor_pool.Default()
-    try:
-        for one in files:
-            for name in one.dependency:
-                if name.startswith(WELL_KNOWN_PREFIX) and name not in known:
-                    _add_well_known(pool, default, name, known)
-        for one in files:
-            pool.AddSerializedFile(one.SerializeToString())
-        for one in files:
-            pool.FindFileByName(one.name)
-    except (TypeError, KeyError, ValueError) as error:
-        raise UnsupportedSchema(
-            f"the Protobuf descriptors are incomplete (protoc --include_imports): {reason(error)}"
-        ) from error
-    return pool
-
-
-def _add_well_known(
-    pool: descriptor_pool.DescriptorPool, default: descriptor_pool.DescriptorPool, name: str, known: set[str]
-) -> None:
-    """Add a file that the Protobuf package itself brings."""
-    import importlib
-
-    try:
-        importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
-    except ImportError:
-        raise KeyError(name) from None
-    found = descriptor_pb2.FileDescriptorProto()
-    default.FindFileByName(name).CopyToProto(found)
-    known.add(name)
-    for one in found.dependency:
-        if one not in known:
-            _add_well_known(pool, default, one, known)
-    pool.AddSerializedFile(found.SerializeToString())
 
 
 class _Compiler:

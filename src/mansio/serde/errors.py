@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mansio.errors import ConfigError, MansioError
+
+REASON_CHARACTERS_MAX: Final = 300
+
+
+def reason(error: Exception | str) -> str:
+    """Return the text of an error on one line of at most `REASON_CHARACTERS_MAX` characters."""
+    line = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[: REASON_CHARACTERS_MAX - 3]}..."
 
 
 class UnsupportedSchema(ConfigError):
@@ -11,6 +21,10 @@ class UnsupportedSchema(ConfigError):
 
 class MalformedValue(MansioError):
     """A value does not have the format that its schema describes."""
+
+
+class NotFramed(MalformedValue):
+    """A value names no schema: it has no frame of a schema registry."""
 
 
 class SchemaRegistryError(MansioError):

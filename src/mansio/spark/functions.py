@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from mansio.schemas.formats import ColumnFormat
-    from mansio.schemas.registry import RegistryCredentials, SchemaRegistry
+    from mansio.serde.http_registry import RegistryCredentials, SchemaRegistry
 
 __all__ = ["from_avro", "from_json_schema", "from_protobuf", "to_avro"]
 
@@ -98,7 +98,7 @@ def to_avro(
     incompatible) and `MissingExtra`.
     """
     from mansio.schemas.formats import AVRO_FORMAT, latest_reader_schema
-    from mansio.schemas.registry import wire_format_header
+    from mansio.serde.frames import schema_key_bytes
 
     require_extra("avro")
     chosen = _Options(options, ())
@@ -107,9 +107,9 @@ def to_avro(
     if schemaRegistryAddress is not None:
         registry, subject = _registry(schemaRegistryAddress, chosen), _required_subject(subject)
         if jsonFormatSchema:
-            header = wire_format_header(registry.register(subject, jsonFormatSchema))
+            header = schema_key_bytes(registry.register(subject, jsonFormatSchema))
         else:
-            header = wire_format_header(registry.latest_version(subject).schema_id)
+            header = schema_key_bytes(registry.latest_version(subject).schema_id)
             text, references = latest_reader_schema(registry, subject, AVRO_FORMAT)
     if text:
         _avro_schema(text, references)  # an invalid schema is an error here, not in a task
@@ -212,7 +212,7 @@ class _Options:
         return mode == PERMISSIVE
 
     def credentials(self) -> RegistryCredentials | None:
-        from mansio.schemas.registry import RegistryCredentials
+        from mansio.serde.http_registry import RegistryCredentials
 
         user_info = self._texts.get(USER_INFO_OPTION)
         if user_info is None:
@@ -230,7 +230,7 @@ def _required_subject(subject: str | None) -> str:
 
 
 def _registry(address: str, options: _Options) -> SchemaRegistry:
-    from mansio.schemas.registry import SchemaRegistry
+    from mansio.serde.http_registry import SchemaRegistry
 
     return SchemaRegistry(address, options.credentials())
 

@@ -23,7 +23,7 @@ from mansio.errors import ConfigError
 from mansio.net.addresses import parse_addresses
 from mansio.net.security_settings import SecuritySettings
 from mansio.schemas.formats import FORMATS, ColumnFormat
-from mansio.schemas.registry import RegistryCredentials, checked_url
+from mansio.serde.http_registry import RegistryCredentials, checked_url
 from mansio.spark.arrow.schema import select_columns
 from mansio.spark.security_options import (
     CREATE_TOKEN_OPTION,

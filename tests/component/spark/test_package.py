@@ -41,6 +41,7 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.iceberg",
         "mansio.iceberg.errors",
         "mansio.schemas",
+        "mansio.serde",
         "mansio.serde.errors",
         "mansio.version",
     }

@@ -10,7 +10,7 @@ import pytest
 from mansio.iceberg.archive.table import open_table
 from mansio.pipelines.archive import ArchiveJob, archive
 from mansio.schemas.avro import AvroSchema
-from mansio.schemas.registry import wire_format_header
+from mansio.serde.frames import schema_key_bytes
 from nightly.spark.test_kills import NIGHTLY_KILLS, NIGHTLY_TIMEOUT_S, kill_at_random
 from support.iceberg import checksum
 from support.schema_registry import RegistryServer
@@ -53,7 +53,7 @@ class TypedArchive(Archive):
 
     def publish(self, count: int) -> None:
         made = schema(self.version)
-        header = wire_format_header(self.registry.register(f"{self.source}-value", made))
+        header = schema_key_bytes(self.registry.register(f"{self.source}-value", made))
         encode = AvroSchema(json.dumps(made)).encode
         records: list[tuple[bytes, bytes]] = []
         for number in range(self.published, self.published + count):

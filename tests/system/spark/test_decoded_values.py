@@ -17,8 +17,8 @@ from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
 from mansio.iceberg.archive.table import open_table
 from mansio.pipelines.archive import ArchiveJob, archive
 from mansio.schemas.avro import AvroSchema
-from mansio.schemas.registry import wire_format_header
 from mansio.serde.errors import UnsupportedSchema
+from mansio.serde.frames import schema_key_bytes
 from mansio.spark.topic_table import read_topic_as_table
 from support.schema_registry import RegistryServer
 from system.spark.topics import contents
@@ -59,7 +59,7 @@ class Producer:
             client.admin.create_topic(topic, partitions=1)
 
     def publish(self, kind: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-        header = wire_format_header(self.registry.register(f"{self.topic}-value", kind))
+        header = schema_key_bytes(self.registry.register(f"{self.topic}-value", kind))
         encode = AvroSchema(json.dumps(kind)).encode
         self.publish_bytes([header + encode(row) for row in rows])
 

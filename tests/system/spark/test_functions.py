@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from mansio.schemas.avro import AvroSchema
-from mansio.schemas.registry import wire_format_header
+from mansio.serde.frames import schema_key_bytes
 from mansio.spark.functions import from_avro, from_json_schema, from_protobuf, to_avro
 from support.protobuf_files import FLIGHT_PROTO, descriptor_set, flight_class, serialized_file
 from support.schema_registry import RegistryServer
@@ -103,8 +103,8 @@ def test_values_of_two_writer_schemas_are_read_as_the_latest(
     frame = values(
         spark,
         [
-            wire_format_header(old) + avro(FLIGHT, ROW),
-            wire_format_header(new) + avro(WIDER, {**ROW, "gate": "B4"}),
+            schema_key_bytes(old) + avro(FLIGHT, ROW),
+            schema_key_bytes(new) + avro(WIDER, {**ROW, "gate": "B4"}),
         ],
     )
     decoded = from_avro("value", subject="f-value", schemaRegistryAddress=registry.url)
@@ -114,7 +114,7 @@ def test_values_of_two_writer_schemas_are_read_as_the_latest(
     encoded = frame.select(
         to_avro(decoded, subject="f-value", schemaRegistryAddress=registry.url).alias("value")
     )
-    assert encoded.collect()[1]["value"] == wire_format_header(new) + avro(WIDER, {**ROW, "gate": "B4"})
+    assert encoded.collect()[1]["value"] == schema_key_bytes(new) + avro(WIDER, {**ROW, "gate": "B4"})
 
 
 @pytest.mark.full
@@ -133,7 +133,7 @@ def test_protobuf_from_a_descriptor_set_and_from_a_registry(
         assert (found["carrier"], found["delay"], int(found["seats"])) == ("AA", -4, 2**63)
         assert found["legs"] == ["JFK", "MIA"]
     schema_id = registry.register("p-value", serialized_file(FLIGHT_PROTO), "PROTOBUF")
-    framed = values(spark, [wire_format_header(schema_id) + b"\x00" + message])
+    framed = values(spark, [schema_key_bytes(schema_id) + b"\x00" + message])
     decoded = from_protobuf("value", subject="p-value", schemaRegistryAddress=registry.url)
     assert framed.select(decoded.alias("f")).collect()[0]["f"]["carrier"] == "AA"
 
@@ -165,7 +165,7 @@ def test_credentials_of_a_registry_are_in_no_plan_and_no_error(
 ) -> None:
     with RegistryServer(f"reader:{PASSWORD}") as server:
         schema_id = server.register("f-value", FLIGHT)
-        frame = values(spark, [wire_format_header(schema_id) + avro(FLIGHT, ROW), b"\x00\x00\x00\x00\x63"])
+        frame = values(spark, [schema_key_bytes(schema_id) + avro(FLIGHT, ROW), b"\x00\x00\x00\x00\x63"])
         options = {
             "confluent.schema.registry.basic.auth.credentials.source": "USER_INFO",
             "confluent.schema.registry.basic.auth.user.info": f"reader:{PASSWORD}",

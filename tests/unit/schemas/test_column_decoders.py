@@ -26,8 +26,9 @@ from mansio.schemas.column_types import (
     struct_type,
 )
 from mansio.schemas.formats import ColumnFormat, SubjectDecoder, open_decoder
-from mansio.schemas.registry import SchemaRegistry, wire_format_header
 from mansio.serde.errors import SchemaRegistryError, UnsupportedSchema
+from mansio.serde.frames import schema_key_bytes
+from mansio.serde.http_registry import SchemaRegistry
 from support.protobuf_files import FLIGHT_PROTO, descriptor_set, flight_class, serialized_file
 from support.schema_registry import RegistryServer
 
@@ -56,7 +57,7 @@ def record(**fields: Any) -> dict[str, Any]:
 
 
 def encoded(schema_id: int, schema: Any, value: Any) -> bytes:
-    return wire_format_header(schema_id) + AvroSchema(json.dumps(schema)).encode(value)
+    return schema_key_bytes(schema_id) + AvroSchema(json.dumps(schema)).encode(value)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_version_that_is_registered_while_the_decoder_runs_is_found_with_one_req
     second = server.register("s", two)
     before = len(server.requests)
     values: list[Any] = [encoded(second, two, {"a": 1, "b": 2.0})] * 3 + [encoded(first, one, {"a": 2})]
-    unknown: list[bytes | None] = [wire_format_header(number) + b"\x02" for number in range(50, 60)]
+    unknown: list[bytes | None] = [schema_key_bytes(number) + b"\x02" for number in range(50, 60)]
     found = decoder.decode(values + unknown)
     assert found.array.to_pylist()[:4] == [{"a": 1, "b": 2.0}] * 3 + [{"a": 2, "b": None}]
     assert found.errors == {row: f"schema id {46 + row} is not of subject s" for row in range(4, 14)}
@@ -213,12 +214,12 @@ def test_values_of_other_subjects_and_plain_values_are_malformed(server: Registr
 def test_unavailable_registry_is_an_error_and_not_a_malformed_value(
     server: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mansio.schemas.registry.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("mansio.serde.http_registry.RETRY_PAUSE_S", 0.001)
     server.register("s", record(a="int"))
     decoder = open_decoder(column(server))
     server.failures += [503] * 4
     with pytest.raises(SchemaRegistryError, match="does not answer"):
-        decoder.decode([wire_format_header(9) + b"\x02"])
+        decoder.decode([schema_key_bytes(9) + b"\x02"])
 
 
 def test_reader_schema_decides_about_columns_and_defaults(server: RegistryServer) -> None:
@@ -227,7 +228,7 @@ def test_reader_schema_decides_about_columns_and_defaults(server: RegistryServer
     reader["fields"].append({"name": "b", "type": "string", "default": "d"})
     schema_id = server.register("other", writer)
     decoder = open_decoder(column(server, schema=json.dumps(reader)))
-    found = decoder.decode([encoded(schema_id, writer, {"a": 1, "dropped": "x"}), wire_format_header(77)])
+    found = decoder.decode([encoded(schema_id, writer, {"a": 1, "dropped": "x"}), schema_key_bytes(77)])
     assert found.array.to_pylist() == [{"a": 1, "b": "d"}, None]
     assert "Schema not found" in found.errors[1]
 
@@ -236,8 +237,8 @@ def test_protobuf_values_of_a_subject(server: RegistryServer) -> None:
     schema_id = server.register("s", serialized_file(FLIGHT_PROTO), "PROTOBUF")
     content = flight_class()(carrier="UA").SerializeToString()
     values: list[bytes | None] = [
-        wire_format_header(schema_id) + b"\x00" + content,
-        wire_format_header(schema_id) + b"\x02\x04" + content,
+        schema_key_bytes(schema_id) + b"\x00" + content,
+        schema_key_bytes(schema_id) + b"\x02\x04" + content,
     ]
     descriptors = base64.b64encode(descriptor_set(FLIGHT_PROTO)).decode()
     named: dict[str, Any] = {"schema": descriptors, "message": "example.Flight"}
@@ -255,7 +256,7 @@ def test_json_values_of_a_subject(server: RegistryServer) -> None:
     ]
     ids = [server.register("s", one, "JSON") for one in schemas]
     decoder = open_decoder(ColumnFormat("json", registry=server.url, subject="s"))
-    found = decoder.decode([wire_format_header(one) + b'{"a": 1, "b": 2}' for one in ids])
+    found = decoder.decode([schema_key_bytes(one) + b'{"a": 1, "b": 2}' for one in ids])
     assert found.array.to_pylist() == [{"a": 1, "b": None}, {"a": 1, "b": 2}]
 
 
@@ -279,7 +280,7 @@ def test_incomplete_formats_are_refused() -> None:
 
 
 def test_format_is_sent_to_tasks_with_credentials_that_it_does_not_show() -> None:
-    from mansio.schemas.registry import RegistryCredentials
+    from mansio.serde.http_registry import RegistryCredentials
 
     wanted = ColumnFormat("avro", schema='"int"', credentials=RegistryCredentials("u", "s3cret"))
     assert pickle.loads(pickle.dumps(wanted)) == wanted

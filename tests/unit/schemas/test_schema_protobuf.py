@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from mansio.schemas.column_types import spark_type
 from mansio.schemas.decoding import decode_objects, to_column
-from mansio.schemas.protobuf import (
-    ProtobufSchema,
+from mansio.schemas.protobuf import ProtobufSchema
+from mansio.serde.codecs.descriptor_pools import (
     default_message,
     message_name,
     pool_of_descriptor_set,
@@ -114,7 +114,7 @@ def test_timestamp_out_of_range_is_malformed() -> None:
 
 
 def test_message_indexes_lead_to_the_message() -> None:
-    pool, file = pool_of_files([serialized_file(FLIGHT_PROTO)])
+    pool, file = pool_of_files(serialized_file(FLIGHT_PROTO))
     assert message_name(pool, file, (0,)) == "example.Flight"
     assert message_name(pool, file, (0, 1)) == "example.Flight.Plane" or "Fares" in message_name(
         pool, file, (0, 0)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import pickle
 import urllib.request
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mansio.errors import ConfigError
-from mansio.schemas import registry as registry_module
-from mansio.schemas.registry import (
+from mansio.serde import http_registry as registry_module
+from mansio.serde.definition import ReferencedSchema, SchemaDefinition, SchemaReference, SchemaType
+from mansio.serde.errors import SchemaNotFound, SchemaRegistryError
+from mansio.serde.http_registry import (
     ATTEMPTS_MAX,
     RegistryCredentials,
     SchemaRegistry,
-    split_message_indexes,
-    split_wire_format,
-    wire_format_header,
 )
-from mansio.serde.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
 from support.schema_registry import RegistryServer
 
 if TYPE_CHECKING:
@@ -66,7 +64,31 @@ def test_references_come_before_what_uses_them(server: RegistryServer) -> None:
     server.register("b", '"B"', references=[("a", "a", 1)])
     schema_id = server.register("c", '"C"', references=[("b", "b", 1), ("a", "a", 1)])
     found = SchemaRegistry(server.url).schema_by_id(schema_id)
-    assert (found.references, found.text) == (('"A"', '"B"'), '"C"')
+    assert ([one.text for one in found.references], found.text) == (['"A"', '"B"'], '"C"')
+
+
+def test_a_schema_is_found_by_its_guid_with_the_names_of_its_references(server: RegistryServer) -> None:
+    server.register("a", '"A"')
+    schema_id = server.register("b", '"B"', references=[("x.A", "a", 1)])
+    client = SchemaRegistry(server.url)
+    found = client.schema_by_id(schema_id)
+    assert found.guid is not None
+    assert client.schema_by_guid(found.guid) == replace(found, schema_id=None)
+    assert found.references == (ReferencedSchema("x.A", '"A"'),)
+    with pytest.raises(SchemaNotFound):
+        client.schema_by_guid(UUID(int=0))
+
+
+def test_a_schema_is_looked_up_in_a_subject_without_registering_it(server: RegistryServer) -> None:
+    reference = SchemaReference("a", "a", 1)
+    server.register("a", '"A"')
+    client = SchemaRegistry(server.url)
+    with pytest.raises(SchemaNotFound):
+        client.look_up("s", SchemaDefinition(SchemaType.JSON, "{}", (reference,)))
+    found = client.register("s", "{}", SchemaType.JSON, (reference,))
+    assert client.look_up("s", SchemaDefinition(SchemaType.JSON, "{}", (reference,))) == found
+    with pytest.raises(SchemaNotFound):
+        client.look_up("s", SchemaDefinition(SchemaType.JSON, "{}"))
 
 
 def test_cyclic_references_end_with_an_error(server: RegistryServer) -> None:
@@ -167,23 +189,3 @@ def test_test_server_answers_as_a_registry_does(server: RegistryServer) -> None:
     server.register("s", '"int"')
     with urllib.request.urlopen(f"{server.url}/subjects/s/versions/1") as response:
         assert response.headers["Content-Type"] == "application/vnd.schemaregistry.v1+json"
-
-
-@given(st.integers(0, (1 << 32) - 1), st.binary())
-def test_wire_format_is_split_as_it_is_joined(schema_id: int, value: bytes) -> None:
-    assert split_wire_format(wire_format_header(schema_id) + value) == (schema_id, value)
-
-
-@given(st.binary(max_size=30))
-def test_any_bytes_are_split_or_malformed(value: bytes) -> None:
-    for split in (split_wire_format, split_message_indexes):
-        try:
-            found = split(value)
-        except MalformedValue:
-            continue
-        assert value.endswith(found[1])
-
-
-def test_message_indexes_of_confluents_serializers() -> None:
-    assert split_message_indexes(b"\x00rest") == ((0,), b"rest")
-    assert split_message_indexes(b"\x04\x02\x00rest") == ((1, 0), b"rest")

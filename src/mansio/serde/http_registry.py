@@ -1,18 +1,15 @@
-"""Client of Confluent's schema registry (HTTP API, version 1) and its wire format of values.
+"""Client of a schema registry with Confluent's HTTP API, version 1.
 
 >>> registry = SchemaRegistry("http://127.0.0.1:8081")
 >>> registry.latest_version("orders-value").schema_id
-
-A value in the wire format is a byte 0, the id of its schema in 4 bytes, for Protobuf the indexes of its message, and
-the encoded value. The newer format with the id in a record header is not supported.
 
 Credentials (HTTP basic authentication) come from `RegistryCredentials` or from the environment variables
 `MANSIO_SCHEMA_REGISTRY_USER` and `MANSIO_SCHEMA_REGISTRY_PASSWORD`; an address that contains them is refused, because
 Spark shows options in its plans. They are sent over https, or to this machine: otherwise the network could read them.
 
 Invariants:
-* Responses about an id or a version are cached, because they never change; the caches are bounded. "Not found" is
-  cached for `NOT_FOUND_S`, so that malformed values do not each cost a request.
+* Responses about an id, a GUID or a version are cached, because they never change; the caches are bounded. "Not found"
+  is cached for `NOT_FOUND_S`, so that malformed values do not each cost a request.
 * A request has a timeout, and its response a maximum size. Connection errors, 429 and 5xx are retried with a growing
   pause, at most `ATTEMPTS_MAX` times in all. Redirects are not followed: they would take the credentials elsewhere.
 * No error and no `repr` contains the credentials.
@@ -29,18 +26,23 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.addresses import is_loopback_host
 from mansio.errors import ConfigError
-from mansio.serde.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
+from mansio.serde.definition import ReferencedSchema, SchemaReference, SchemaType
+from mansio.serde.errors import SchemaNotFound, SchemaRegistryError
+from mansio.serde.source import RegisteredSchema, SubjectVersion
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from mansio.serde.definition import SchemaDefinition
 
 USER_VARIABLE: Final = "MANSIO_SCHEMA_REGISTRY_USER"
 PASSWORD_VARIABLE: Final = "MANSIO_SCHEMA_REGISTRY_PASSWORD"  # noqa: S105  # a name
@@ -53,13 +55,6 @@ CACHE_ENTRIES_MAX: Final = 2_000
 REFERENCES_MAX: Final = 100
 """Maximum number of schemas that one schema refers to, directly or not."""
 NOT_FOUND_S: Final = 30.0
-
-MAGIC_BYTE: Final = 0
-HEADER_BYTES: Final = 5
-
-AVRO: Final = "AVRO"
-PROTOBUF: Final = "PROTOBUF"
-JSON: Final = "JSON"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +70,6 @@ class RegistryCredentials:
         found = os.environ if variables is None else variables
         user = found.get(USER_VARIABLE)
         return cls(user, found.get(PASSWORD_VARIABLE, "")) if user else None
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredSchema:
-    """A schema of the registry. `text`: the schema; for Protobuf a serialized `FileDescriptorProto` in base64.
-    `references`: the texts of the schemas that it uses, each after those that it uses itself.
-    """
-
-    kind: str
-    text: str
-    references: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectVersion:
-    """A version of a subject and its schema."""
-
-    subject: str
-    version: int
-    schema_id: int
-    schema: RegisteredSchema
 
 
 class SchemaRegistry:
@@ -127,7 +101,12 @@ class SchemaRegistry:
 
     def schema_by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema with this id. Raises `SchemaNotFound`, `SchemaRegistryError`."""
-        return self._schema(self._get(f"/schemas/ids/{schema_id}?format=serialized"))
+        return self._schema(self._get(f"/schemas/ids/{schema_id}?format=serialized"), schema_id)
+
+    def schema_by_guid(self, guid: uuid.UUID) -> RegisteredSchema:
+        """Return the schema with this GUID. Raises `SchemaNotFound`, `SchemaRegistryError`."""
+        found = self._schema(self._get(f"/schemas/guids/{guid}?format=serialized"))
+        return found if found.guid is not None else replace(found, guid=guid)
 
     def versions(self, subject: str) -> list[int]:
         """All versions of a subject, also deleted ones (values may still have them), in order. Not cached.
@@ -150,53 +129,76 @@ class SchemaRegistry:
             self._request("GET", f"/subjects/{_escaped(subject)}/versions/latest?format=serialized")
         )
 
-    def register(self, subject: str, text: str, kind: str = AVRO) -> int:
+    def register(
+        self,
+        subject: str,
+        text: str,
+        kind: SchemaType = SchemaType.AVRO,
+        references: Sequence[SchemaReference] = (),
+    ) -> int:
         """Return the id of a schema in a subject. If the subject does not have it, the registry adds it as a new
         version.
 
         Raises `SchemaRegistryError`, also if the schema is incompatible with the subject's earlier versions.
         """
-        body = {"schema": text} if kind == AVRO else {"schema": text, "schemaType": kind}
-        found = self._request("POST", f"/subjects/{_escaped(subject)}/versions", body)
+        body = _schema_body(text, kind, references)
+        return self._id(self._request("POST", f"/subjects/{_escaped(subject)}/versions", body))
+
+    def look_up(self, subject: str, definition: SchemaDefinition) -> int:
+        """Return the id of a schema that the subject has. Raises `SchemaNotFound`, `SchemaRegistryError`."""
+        body = _schema_body(definition.text, definition.kind, definition.references)
+        return self._id(self._request("POST", f"/subjects/{_escaped(subject)}", body))
+
+    def _id(self, found: Any) -> int:
         if not isinstance(found, dict) or not isinstance(found.get("id"), int):
             raise self._unexpected(found)
         return int(found["id"])
 
     def _subject_version(self, found: Any) -> SubjectVersion:
         try:
+            schema_id = int(found["id"])
             return SubjectVersion(
-                str(found["subject"]), int(found["version"]), int(found["id"]), self._schema(found)
+                str(found["subject"]), int(found["version"]), schema_id, self._schema(found, schema_id)
             )
         except (KeyError, TypeError, ValueError) as error:
             raise self._unexpected(found) from error
 
-    def _schema(self, found: Any) -> RegisteredSchema:
-        texts: dict[tuple[str, int], str] = {}
-        self._add_references(found, texts, depth=0)
+    def _schema(self, found: Any, schema_id: int | None = None) -> RegisteredSchema:
+        references: dict[tuple[str, str, int], ReferencedSchema] = {}
+        self._add_references(found, references, depth=0)
         if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
             raise self._unexpected(found)
-        return RegisteredSchema(str(found.get("schemaType") or AVRO), found["schema"], tuple(texts.values()))
+        try:
+            kind = SchemaType(found.get("schemaType") or SchemaType.AVRO)
+            guid = uuid.UUID(found["guid"]) if found.get("guid") else None
+            if schema_id is None and found.get("id") is not None:
+                schema_id = int(found["id"])
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._unexpected(found) from error
+        return RegisteredSchema(kind, found["schema"], tuple(references.values()), schema_id, guid)
 
-    def _add_references(self, found: Any, texts: dict[tuple[str, int], str], depth: int) -> None:
+    def _add_references(
+        self, found: Any, schemas: dict[tuple[str, str, int], ReferencedSchema], depth: int
+    ) -> None:
         """Add the referenced schemas, each after its own references."""
         references = found.get("references") if isinstance(found, dict) else None
         for one in references or ():
             try:
-                subject, version = str(one["subject"]), int(one["version"])
+                name, subject, version = str(one["name"]), str(one["subject"]), int(one["version"])
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unexpected(found) from error
-            if (subject, version) in texts:
+            if (name, subject, version) in schemas:
                 continue
-            if len(texts) >= REFERENCES_MAX or depth >= REFERENCES_MAX:
+            if len(schemas) >= REFERENCES_MAX or depth >= REFERENCES_MAX:
                 raise SchemaRegistryError(
                     f"a schema of {self.url} refers to more than {REFERENCES_MAX} others"
                 )
             path = f"/subjects/{_escaped(subject)}/versions/{version}?format=serialized&deleted=true"
             inner = self._get(path)
-            self._add_references(inner, texts, depth + 1)
+            self._add_references(inner, schemas, depth + 1)
             if not isinstance(inner, dict) or not isinstance(inner.get("schema"), str):
                 raise self._unexpected(inner)
-            texts[subject, version] = inner["schema"]
+            schemas[name, subject, version] = ReferencedSchema(name, inner["schema"])
 
     # -- requests --------
 
@@ -318,52 +320,16 @@ def _problem(error: urllib.error.HTTPError) -> str:
     return f"{error.code} {' '.join(text.split())[:200] or error.reason}"
 
 
+def _schema_body(text: str, kind: SchemaType, references: Sequence[SchemaReference]) -> dict[str, Any]:
+    """Return the body of a request that has a schema. Registries before Confluent's 5.5 know Avro only, without a
+    type."""
+    body: dict[str, Any] = {"schema": text}
+    if kind != SchemaType.AVRO:
+        body["schemaType"] = kind
+    if references:
+        body["references"] = [one._asdict() for one in references]
+    return body
+
+
 def _escaped(subject: str) -> str:
     return urllib.parse.quote(subject, safe="")
-
-
-# -- wire format --------
-
-
-def split_wire_format(value: bytes) -> tuple[int, bytes]:
-    """Return the schema id of a value and the rest of it. Raises `MalformedValue`."""
-    if len(value) < HEADER_BYTES or value[0] != MAGIC_BYTE:
-        raise MalformedValue("the value is not in the schema registry's wire format (byte 0 and a schema id)")
-    return int.from_bytes(value[1:HEADER_BYTES], "big"), value[HEADER_BYTES:]
-
-
-def wire_format_header(schema_id: int) -> bytes:
-    """Return what precedes a value in the wire format (for Protobuf the message indexes follow)."""
-    return bytes((MAGIC_BYTE,)) + schema_id.to_bytes(4, "big")
-
-
-MESSAGE_INDEXES_MAX: Final = 64
-
-
-def split_message_indexes(value: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Return the indexes of a Protobuf message in its file, and the message: zigzag varints, first their number; a
-    single 0 stands for the first message. Raises `MalformedValue`.
-    """
-    count, position = _varint(value, 0)
-    if count == 0:
-        return (0,), value[position:]
-    if not 0 < count <= MESSAGE_INDEXES_MAX:
-        raise MalformedValue(f"the value has {count} Protobuf message indexes")
-    indexes = []
-    for _ in range(count):
-        one, position = _varint(value, position)
-        indexes.append(one)
-    return tuple(indexes), value[position:]
-
-
-def _varint(value: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        if position >= len(value) or shift > 35:
-            raise MalformedValue("the value ends in the indexes of its Protobuf message")
-        byte = value[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), position
