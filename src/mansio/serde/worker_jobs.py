@@ -2,8 +2,8 @@
 
 A job and its answer are JSON objects. `parse`: the text and the identity of a schema. `identities`: those of several
 schemas of one format. `check`: why a new schema is not compatible with earlier ones. `names`: of the records that a
-schema describes. `serialize`: a schema of Protobuf as a descriptor. `encode`: values of plain JSON. A schema that is not
-valid is in the answer, as `refused`.
+schema describes. `serialize`: a schema of Protobuf as a descriptor. `encode`: values of plain JSON. A schema that is
+not valid is in the answer, as `refused`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.errors import MansioError
 from mansio.host.extras import require_extra
 from mansio.serde.definition import ReferencedSchema, SchemaType
-from mansio.serde.errors import InvalidSchema
+from mansio.serde.errors import InvalidSchema, MalformedValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mansio.serde.codecs.compiled import Codec
     from mansio.serde.definition import ParsedSchema
 
 EXTRA: Final = "registry"
@@ -97,7 +98,7 @@ def _serialize(task: dict[str, Any]) -> dict[str, Any]:
 
 def _encode(task: dict[str, Any]) -> dict[str, Any]:
     """Encode values of plain JSON. A value that does not match is named by its position, and its path."""
-    from mansio.serde.errors import MalformedValue
+    from mansio.serde.serde import encoded
 
     schema = task["schema"]
     references = tuple(ReferencedSchema(name, text) for name, text in schema["references"])
@@ -105,7 +106,7 @@ def _encode(task: dict[str, Any]) -> dict[str, Any]:
     found: list[str] = []
     for position, value in enumerate(task["values"]):
         try:
-            indexes, payload = encode_json(codec, value)
+            indexes, payload = encoded(codec, value, "", is_json=True)
         except (MalformedValue, RecursionError) as error:
             return {"malformed": position, "reason": _line(error)}
         found.append(b64encode(indexes + payload).decode())
