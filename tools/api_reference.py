@@ -19,8 +19,8 @@ BLOCKING = "mansio.blocking"
 PREFACE = """\
 # Python API
 
-The public modules are `mansio`, `mansio.blocking`, `mansio.errors`, `mansio.spark`, `mansio.spark.functions` and
-`mansio.testing`, with the names below.
+The public modules are `mansio`, `mansio.blocking`, `mansio.errors`, `mansio.serde`, `mansio.spark`,
+`mansio.spark.functions` and `mansio.testing`, with the names below.
 **Everything else is private**, also where its name has no underscore, and may change in any release: other modules,
 other names, constructors that are not shown (the objects come from methods), and fields that a later version adds.
 

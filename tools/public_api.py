@@ -23,6 +23,7 @@ MODULES = (
     "mansio",
     "mansio.blocking",
     "mansio.errors",
+    "mansio.serde",
     "mansio.spark",
     "mansio.spark.functions",
     "mansio.testing",
@@ -35,7 +36,7 @@ PUBLIC_MEMBERS = {
 }
 """Classes that users mostly pass on; their other members serve the Spark jobs and are private."""
 
-CONSTRUCTED = {"EmbeddedBroker", "TestBroker"}
+CONSTRUCTED = {"BlockingSerde", "EmbeddedBroker", "Serde", "TestBroker"}
 """Classes with an `__init__` of their own that users call; objects of the others come from methods."""
 
 SYNTAX = {

@@ -7,8 +7,9 @@
 >>> with mansio.Broker("data") as broker:                       # a complete broker in this process
 ...     print(broker.address)
 
-The public modules are `mansio`, `mansio.blocking`, `mansio.errors`, `mansio.spark` and `mansio.testing`. Everything
-else is private and may change in any release. Names are imported on first use, so that `import mansio` is fast.
+The public modules are `mansio`, `mansio.blocking`, `mansio.errors`, `mansio.serde`, `mansio.spark` and
+`mansio.testing`. Everything else is private and may change in any release. Names are imported on first use, so that
+`import mansio` is fast.
 """
 
 from __future__ import annotations

@@ -16,8 +16,11 @@ class SchemaType(StrEnum):
     """Format of a schema, as the REST API names it (`schemaType`)."""
 
     AVRO = "AVRO"
+    """Apache Avro; the text is JSON."""
     JSON = "JSON"
+    """JSON Schema; the text is JSON."""
     PROTOBUF = "PROTOBUF"
+    """Protocol Buffers; the text is that of a .proto file, or a serialized `FileDescriptorProto` in base64."""
 
 
 class SchemaReference(NamedTuple):

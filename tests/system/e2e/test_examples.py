@@ -20,6 +20,7 @@ import pytest
 from support.documents import Example, examples, lines_to_compare
 from support.machine import scaled
 from support.paths import ROOT, TOOLS, free_port, required_tool
+from support.schema_registry import RegistryServer
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -317,6 +318,15 @@ def test_the_example_about_agents_prints_what_the_page_shows(bench: Bench) -> No
     found = examples("docs/how-to/agents.md")
     assert list(found) == ["python"]
     bench.follow(found)
+
+
+@pytest.mark.full
+def test_the_examples_about_schemas_print_what_the_page_shows(bench: Bench) -> None:
+    found = examples("docs/how-to/schemas.md")
+    assert list(found) == ["python", "consume"]
+    with RegistryServer() as server:
+        bench.addresses["http://127.0.0.1:8081"] = server.url
+        bench.follow(found)
 
 
 @pytest.mark.full

@@ -75,7 +75,7 @@ def test_both_frames_of_confluents_client_are_read(
     assert (in_header.schema, in_header.message()) == (guid, (tuple(indexes), value))
 
 
-def test_the_header_of_a_key_says_nothing_about_the_value() -> None:
+def test_the_header_of_a_key_does_not_count_for_the_value() -> None:
     headers = [(KEY_HEADER, schema_key_bytes(UUID(int=1)))]
     assert find_frame(b"k", headers, is_key=True).schema == UUID(int=1)
     with pytest.raises(NotFramed):

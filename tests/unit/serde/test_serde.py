@@ -125,7 +125,7 @@ def test_a_nested_message_is_named_by_its_indexes(server: RegistryServer, serde:
 def test_plain_json_is_encoded_and_decoded(serde: BlockingSerde) -> None:
     encoded = serde.encode("orders", {"id": 7, "note": {"string": "x"}}, schema=AVRO, is_json=True)
     assert serde.decode("orders", encoded, as_json=True) == {"id": 7, "note": "x"}
-    with pytest.raises(MalformedValue, match=r"^\$\.id is a string, not an long"):
+    with pytest.raises(MalformedValue, match=r"^\$\.id is a string, not a long"):
         serde.encode("orders", {"id": "7", "note": None}, is_json=True)
 
 
@@ -190,7 +190,7 @@ def test_the_definition_of_a_message_is_registered_with_its_references(
 
 
 class Source:
-    """A source that counts requests, and answers when it is told to."""
+    """A source that counts requests, and answers when `may_answer` is set."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []

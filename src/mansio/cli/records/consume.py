@@ -37,6 +37,7 @@ from mansio.cli.support.formatting import Output
 
 if TYPE_CHECKING:
     from mansio.cli.support.formatting import RecordPrinter
+    from mansio.cli.support.record_decoder import RecordDecoder
     from mansio.client import Client
 
 
@@ -140,6 +141,15 @@ def consume(
         ),
     ] = None,
     catalog: CatalogOption = None,
+    schema_registry: Annotated[
+        str | None,
+        typer.Option(
+            "--schema-registry",
+            metavar="URL",
+            help="Print keys and values decoded, as JSON, with the schemas of this registry. Credentials:"
+            " MANSIO_SCHEMA_REGISTRY_USER, MANSIO_SCHEMA_REGISTRY_PASSWORD.",
+        ),
+    ] = None,
     output: Annotated[
         Output | None,
         typer.Option(
@@ -158,8 +168,11 @@ def consume(
 
     Records that cannot be read are skipped, with a line on standard error; the exit code is 1 then.
 
-    Values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
-    milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
+    Values are printed byte for byte. With --schema-registry they are decoded and printed as JSON; a record that cannot
+    be decoded is printed as it is, with a line on standard error, and the exit code is 1.
+
+    TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or milliseconds since the epoch. TEXT
+    understands \\t, \\n, \\0 and \\xNN.
     """
     from mansio.cli.support.formatting import RecordPrinter
 
@@ -186,6 +199,13 @@ def consume(
         delimiter=unescape_separator(delimiter),
         key_separator=None if key_separator is None else unescape_separator(key_separator),
     )
+    decoder = None
+    if schema_registry is not None:
+        from mansio.cli.support.record_decoder import RecordDecoder
+
+        if from_snapshot is not None:
+            usage_error("an archive is decoded by the pipeline that writes it", "--schema-registry")
+        decoder = RecordDecoder(schema_registry)
     if share_group is not None:
         given = {
             "--group": group is not None,
@@ -197,7 +217,7 @@ def consume(
             "--from-snapshot": from_snapshot is not None,
         }
         check_share_group_options(given, share_group)
-        sharing = ShareConsumeCommand(topic, share_group, disposition, exit_at_end, limit)
+        sharing = ShareConsumeCommand(topic, share_group, disposition, exit_at_end, limit, decoder)
         raise typer.Exit(run(sharing.perform(bootstrap_servers, printer)))
     if from_snapshot is not None:
         if group is not None or from_offset is not None:
@@ -217,7 +237,7 @@ def consume(
         start = datetime.fromtimestamp(start_ms / 1000, UTC)
     elif from_offset is not None:
         start = from_offset
-    command = ConsumeCommand(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit)
+    command = ConsumeCommand(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit, decoder)
     raise typer.Exit(run(command.perform(bootstrap_servers, printer)))
 
 
@@ -225,6 +245,7 @@ def consume(
 class ConsumeCommand:
     """A run of `mansio consume` without a share group. `start`: "earliest", "latest", a time, or an offset; a negative
     offset is relative to the end. `stop_ms`: time at which to stop. `has_end`: whether to stop at the current end.
+    `decoder`: what decodes keys and values; None: they are printed as they are.
     """
 
     topic: str
@@ -234,6 +255,7 @@ class ConsumeCommand:
     stop_ms: int | None
     has_end: bool
     limit: int | None
+    decoder: RecordDecoder | None = None
 
     async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> int:
         """Print records until the end or the limit is reached, or until interrupted. Returns the exit code, 1 if
@@ -257,10 +279,13 @@ class ConsumeCommand:
             async def read() -> None:
                 async with consumer:
                     async for messages in consumer.batches():
-                        printer.show(messages)
+                        if self.decoder is None:
+                            printer.show(messages)
+                        else:
+                            await self.decoder.show(printer, messages)
 
             await run_unless_deleted(client, self.topic, read())
-        return report.exit_code
+        return report.exit_code or (0 if self.decoder is None else self.decoder.exit_code)
 
     async def _start(self, client: Client) -> Any:
         """Return the argument `from_` of `Client.consume`: an offset is converted to one for each partition, limited to

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mansio.cli.support.formatting import RecordPrinter
+    from mansio.cli.support.record_decoder import RecordDecoder
     from mansio.client import Client, Leased, Receiver
 
 POLL_TIMEOUT_MS: Final = 200
@@ -59,13 +60,15 @@ def check_share_group_options(given: Mapping[str, bool], share_group: str) -> No
 
 @dataclass(frozen=True, slots=True)
 class ShareConsumeCommand:
-    """A run of `mansio consume --share-group`. `has_end`: whether to stop when no record is available."""
+    """A run of `mansio consume --share-group`. `has_end`: whether to stop when no record is available. `decoder`: what
+    decodes keys and values; None: they are printed as they are."""
 
     topic: str
     group: str
     disposition: Disposition
     has_end: bool
     limit: int | None
+    decoder: RecordDecoder | None = None
 
     def __post_init__(self) -> None:
         if self.disposition is Disposition.HOLD and self.has_end:
@@ -85,7 +88,7 @@ class ShareConsumeCommand:
                 f"{len(lost)} records were printed but not acknowledged: their leases had expired, and they will be"
                 " delivered again"
             )
-        return 0
+        return 0 if self.decoder is None else self.decoder.exit_code
 
     async def _read(self, client: Client, printer: RecordPrinter, lost: list[Leased]) -> None:
         is_held = self.disposition is Disposition.HOLD
@@ -105,7 +108,10 @@ class ShareConsumeCommand:
                     if remaining == 0 and not is_held:
                         receiver.stop()  # lease no more than is printed
                 if messages:
-                    printer.show(messages)
+                    if self.decoder is None:
+                        printer.show(messages)
+                    else:
+                        await self.decoder.show(printer, messages)
                     lost += await self._acknowledge(receiver, messages)
                 elif self.has_end and await self._is_at_end(client, receiver):
                     return

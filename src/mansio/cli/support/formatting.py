@@ -149,6 +149,7 @@ class RecordPrinter:
             Output.JSON: _json_line,
             Output.TABLE: _table_line,
         }
+        self._output = output
         self._format_line = forms[output]
         if output is Output.TABLE:
             self._stream.write(_record_line(*RECORD_COLUMNS))
@@ -157,6 +158,29 @@ class RecordPrinter:
         """Print these records and flush the output."""
         self._stream.write(b"".join(map(self._format_line, messages)))
         self._stream.flush()
+
+    def show_decoded(self, messages: Iterable[Message], decoded: Iterable[Mapping[str, Any]]) -> None:
+        """Print these records with the decoded key and value of each, which are plain JSON, and flush the output. What
+        is missing in `decoded` is printed as it is in the record.
+        """
+        lines = [self._decoded_line(message, one) for message, one in zip(messages, decoded, strict=True)]
+        self._stream.write(b"".join(lines))
+        self._stream.flush()
+
+    def _decoded_line(self, message: Message, decoded: Mapping[str, Any]) -> bytes:
+        if self._output is Output.JSON:
+            fields = record_as_json(message)
+            for name, value in decoded.items():
+                fields[name] = value
+                fields.pop(f"{name}_encoding", None)
+            return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+        key, value = (
+            json.dumps(decoded[name], ensure_ascii=False, separators=(",", ":")).encode()
+            if name in decoded
+            else getattr(message, name)
+            for name in ("key", "value")
+        )
+        return self._format_line(message._replace(key=key, value=value))
 
     def _raw(self, message: Message) -> bytes:
         value = (message.value or b"") + self._delimiter

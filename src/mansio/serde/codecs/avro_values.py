@@ -40,6 +40,7 @@ _RANKS: Final = {
 }
 """Preference among the branches of a union that a value fits, and that have no logical type. Others have the last."""
 _LAST_RANK: Final = 9
+_ARTICLES: Final = {"int": "an", "long": "a"}
 _BITS: Final = {"int": 31, "long": 63}
 
 
@@ -156,13 +157,13 @@ class _Run:
                 raise
             except MalformedValue as error:
                 if one.kind != "null":
-                    errors.append(error)
+                    errors.append(error.message)
                 continue
             rank = _LAST_RANK if one.logical else _RANKS.get(one.kind, _LAST_RANK)
             fitting.append((rank, one, converted))
         if not fitting:
             if len(errors) == 1:
-                raise errors[0]
+                raise MalformedValue(errors[0])
             names = ", ".join(one.tag for one in union.branches)
             raise fault(path, f"is {shown_type(value)}, which fits no branch of the union of {names}")
         least = min(rank for rank, _, _ in fitting)
@@ -189,7 +190,7 @@ def _boolean(_kind: AvroType, value: Any, path: Path) -> bool:
 
 def _integer(kind: AvroType, value: Any, path: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise fault(path, f"is {shown_type(value)}, not an {kind.kind}")
+        raise fault(path, f"is {shown_type(value)}, not {_ARTICLES[kind.kind]} {kind.kind}")
     bits = _BITS[kind.kind]
     if not -(1 << bits) <= value < 1 << bits:
         raise fault(path, f"does not fit into an Avro {kind.kind} of {bits + 1} bits")

@@ -61,7 +61,7 @@ def pool_of_files(
 
 
 def _parse_files(text: str, references: Sequence[ReferencedSchema]) -> list[Any]:
-    """Return the descriptors of files. An import names a file as the reference does, whatever its descriptor says."""
+    """Return the descriptors of files. An import names a file as the reference does, not as its descriptor."""
     named = {one.name: _parse_file(one.text, one.name) for one in references}
     file = _parse_file(text)
     if not file.name or file.name in named:
