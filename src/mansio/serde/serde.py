@@ -114,7 +114,7 @@ class Serde:
         entry = await self._writer(topic, value, schema, subject, is_key=is_key)
         if entry.schema.schema_id is None:
             raise SchemaRegistryError("the source of schemas has named a schema without its id")
-        indexes, payload = _encoded(entry.codec, value, message, is_json=is_json)
+        indexes, payload = encoded(entry.codec, value, message, is_json=is_json)
         return schema_key_bytes(entry.schema.schema_id) + indexes + payload
 
     async def encode_with_headers(
@@ -136,7 +136,7 @@ class Serde:
         entry = await self._writer(topic, value, schema, subject, is_key=is_key)
         if entry.schema.guid is None:
             raise SchemaRegistryError("the registry names no GUID of the schema: headers need one")
-        indexes, payload = _encoded(entry.codec, value, message, is_json=is_json)
+        indexes, payload = encoded(entry.codec, value, message, is_json=is_json)
         return EncodedValue(
             payload, ((header_name(is_key=is_key), schema_key_bytes(entry.schema.guid) + indexes),)
         )
@@ -234,8 +234,11 @@ class Serde:
         return await self._entries.get(schema, request)
 
 
-def _encoded(codec: Codec, value: Any, message: str, *, is_json: bool) -> tuple[bytes, bytes]:
-    """Return the encoded message indexes, none but for Protobuf, and the encoded value."""
+def encoded(codec: Codec, value: Any, message: str, *, is_json: bool) -> tuple[bytes, bytes]:
+    """Return the encoded message indexes, none but for Protobuf, and the encoded value. `message`: the full name of the
+    message of Protobuf, "" for that of the value, or the first one. `is_json`: the value is plain JSON.
+
+    Raises `MalformedValue`, `ConfigError`."""
     if codec.kind is SchemaType.PROTOBUF:
         name = message or _message_name(value) or codec.name
         payload = codec.encode_json(value, name) if is_json else codec.encode(value, name)

@@ -42,6 +42,12 @@ def _text_of(result: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _names_of(result: Any) -> dict[str, Any]:
+    """Return what names a registered schema. Clients take a schema in this answer for what they have sent, which may
+    have been in another format."""
+    return {name: result[name] for name in ("id", "version", "guid")}
+
+
 def _subjects_of(result: Any) -> list[str]:
     return list(dict.fromkeys(each["subject"] for each in result))
 
@@ -67,7 +73,7 @@ ENDPOINTS: Final = (
     Endpoint("POST", _SUBJECT, "look-up"),
     Endpoint("DELETE", _SUBJECT, "delete"),
     Endpoint("GET", f"{_SUBJECT}/versions", "versions"),
-    Endpoint("POST", f"{_SUBJECT}/versions", "register"),
+    Endpoint("POST", f"{_SUBJECT}/versions", "register", shape=_names_of),
     Endpoint("GET", _VERSION, "version"),
     Endpoint("GET", f"{_VERSION}/schema", "version", shape=_text_of),
     Endpoint("GET", f"{_VERSION}/referencedby", "referenced-by"),
