@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 import mansio
 from component.grpc.test_grpc_api import Stub, publish
 from component.sqs.sqs_fixtures import queue_of, sqs_client
+from mansio.broker.partition.batch_processing import LOOK_UPS_MAX
 from mansio.errors import InvalidConfig, InvalidRecord, LeaderNotAvailable, MansioError
 from mansio.testing import TestBroker
 from mansio.wire.apis import produce
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 VALUES = {"mansio.value.schema.validation": "true"}
 KEYS = {"mansio.key.schema.validation": "true"}
 DELAYS = {**VALUES, "mansio.delay.enable": "true"}
-INVALID_RECORD, LEADER_NOT_AVAILABLE, OUT_OF_ORDER = 87, 5, 45
+INVALID_RECORD, LEADER_NOT_AVAILABLE, OUT_OF_ORDER, TIMED_OUT = 87, 5, 45, 7
 ID, OTHER_ID, UNKNOWN_ID = 7, 8, 99
 GUID, OTHER_GUID = UUID(int=7), UUID(int=8)
 KNOWN, OTHER, UNKNOWN = framed(ID, b"known"), framed(OTHER_ID, b"other"), framed(UNKNOWN_ID, b"unknown")
@@ -93,7 +94,7 @@ def running() -> Iterator[Checked]:
 
 @pytest.fixture
 def broker(running: Checked) -> Iterator[Checked]:
-    running.ids.error = None
+    running.ids.error, running.ids.remembers = None, True
     running.ids.asked.clear()
     yield running
     running.ids.release()
@@ -232,6 +233,26 @@ class TestSettings:
             broker.client().admin.alter_topic_config(topic, both)
 
     @pytest.mark.full
+    @pytest.mark.parametrize("setting", [*KEYS, *VALUES])
+    def test_a_check_is_refused_where_the_registry_is_turned_off(
+        self, broker: Checked, monkeypatch: pytest.MonkeyPatch, setting: str
+    ) -> None:
+        checked, plain = broker.new_topic({setting: "true"}), broker.new_topic({})
+        started = broker._broker
+        assert started is not None
+        monkeypatch.setattr(started.service.topics, "_has_schema_registry", lambda: False)
+        admin = broker.client().admin
+        reason = f"{setting}: the schema registry is turned off; turn it on with schema_registry_enable=true"
+        with pytest.raises(InvalidConfig, match=reason):
+            admin.create_topic("refused", config={setting: "true"})
+        with pytest.raises(InvalidConfig, match=reason):
+            admin.alter_topic_config(plain, {setting: "true"})
+        admin.alter_topic_config(checked, {"retention.ms": "1000"})
+        admin.alter_topic_config(checked, {setting: "false"})
+        with pytest.raises(InvalidConfig, match=reason):
+            admin.alter_topic_config(checked, {setting: "true"})
+
+    @pytest.mark.full
     @pytest.mark.parametrize("text", ["io.confluent.TopicNameStrategy", "", "Record"])
     def test_an_unknown_strategy_is_refused(self, broker: Checked, text: str) -> None:
         with pytest.raises(InvalidConfig, match="strategy"):
@@ -273,6 +294,16 @@ class TestRegistry:
             broker.clock.advance(seconds=6)
             codes = [_code(one) for one in (peer, other)]
         assert codes == [LEADER_NOT_AVAILABLE] * 2, "the time counts from the arrival of each batch"
+        assert broker.visible(topic) == []
+
+    @pytest.mark.full
+    def test_a_registry_whose_answers_are_forgotten_at_once_is_asked_a_few_times(
+        self, broker: Checked
+    ) -> None:
+        topic = broker.new_topic()
+        broker.ids.remembers = False
+        assert broker.produce(topic, KNOWN).error_code == TIMED_OUT
+        assert len(broker.ids.asked) == LOOK_UPS_MAX
         assert broker.visible(topic) == []
 
     @pytest.mark.full

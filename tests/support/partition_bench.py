@@ -17,6 +17,7 @@ from mansio.broker.features.feature_ports import FeaturePorts
 from mansio.broker.features.known_features import create_features
 from mansio.broker.features.priorities.priority_feature import PriorityFeature
 from mansio.broker.features.priorities.priority_view import PriorityView
+from mansio.broker.features.schema_validation.schema_validation_feature import SchemaValidationFeature
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
@@ -234,6 +235,11 @@ FEATURES = {
         DeduplicationFeature,
         False,
         {"mansio.dedup.ms": str(WINDOW_MS)},
+    ),
+    "schema validation": Feature(
+        SchemaValidationFeature,
+        False,
+        {"mansio.value.schema.validation": "true"},
     ),
     "delays": Feature(
         DelayFeature,

@@ -4,6 +4,7 @@ one may be slow or fail."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.features.feature_ports import FeaturePorts
@@ -26,14 +27,17 @@ def framed(schema_id: int, content: bytes = b"") -> bytes:
 
 class FakeSchemaIds:
     """`SchemaIds` of a broker of a test. `subjects`: the schemas of each; `names`: full names of records by schema;
-    `error`: raised instead of answers; `asked`: what was asked, in order."""
+    `error`: raised instead of answers; `remembers`: whether the broker keeps the answers; `asked`: what was asked, in
+    order."""
 
     def __init__(self) -> None:
         self.subjects: dict[str, set[int | UUID]] = {}
         self.names: dict[int | UUID, str] = {}
         self.error: MansioError | None = None
+        self.remembers = True
         self.asked: list[list[SchemaUse]] = []
         self._cache: dict[SchemaUse, bool] = {}
+        self._lock = threading.Lock()
         self._is_held = False
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
@@ -44,17 +48,21 @@ class FakeSchemaIds:
 
     async def resolve(self, uses: Collection[SchemaUse]) -> None:
         self.asked.append(list(uses))
-        if self._is_held:
-            event = asyncio.Event()
-            self._waiting.append((asyncio.get_running_loop(), event))
-            await event.wait()
+        event = asyncio.Event()
+        with self._lock:
+            if self._is_held:
+                self._waiting.append((asyncio.get_running_loop(), event))
+            else:
+                event.set()
+        await event.wait()
         if self.error is not None:
             raise self.error
         for use in uses:
             subject = use.subject
             if subject is None and use.schema in self.names:
                 subject = use.record_prefix + self.names[use.schema]
-            self._cache[use] = use.schema in self.subjects.get(subject or "", ())
+            if self.remembers:
+                self._cache[use] = use.schema in self.subjects.get(subject or "", ())
 
     # By the test
 
@@ -78,8 +86,9 @@ class FakeSchemaIds:
 
     def release(self) -> None:
         """Answer all requests that wait, and the next ones."""
-        self._is_held = False
-        waiting, self._waiting = self._waiting, []
+        with self._lock:
+            self._is_held = False
+            waiting, self._waiting = self._waiting, []
         for loop, event in waiting:
             loop.call_soon_threadsafe(event.set)
 

@@ -251,6 +251,16 @@ def test_the_examples_about_deduplication_work_in_their_order(bench: Bench) -> N
 
 
 @pytest.mark.full
+def test_the_example_about_the_check_of_schemas_works(bench: Bench) -> None:
+    found = examples("docs/how-to/schema-validation.md")
+    assert [*found] == ["shell"]
+    outcome = bench.run(found["shell"])
+    assert outcome.code == 0, outcome.output
+    assert "the value has no schema id" in outcome.output
+    assert "refused" in outcome.output
+
+
+@pytest.mark.full
 def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None:
     expected = {
         "python": "reset a password\nsend a receipt\nrebuild the index\n",

@@ -393,6 +393,9 @@ class BatchProcessor:
     def _begin_look_up(self, partition: Partition, entry: _QueuedAppend, required: LookUpRequired) -> bool:
         """Let the queue of a partition wait until another broker was asked for its first batch. Returns False, after
         setting an error as result, if that was done too often."""
+        entry.began_s = (
+            entry.began_s or partition.clock.monotonic()
+        )  # if the topic was not inspected on arrival
         entry.look_up_count += 1
         if entry.look_up_count > LOOK_UPS_MAX:
             entry.result = RequestTimedOut(
