@@ -270,6 +270,8 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         EVERYTHING,
         THREE + 'import "google/protobuf/any.proto";',
         "\n// a\nimport 1",
+        'option syntax = "proto3";',
+        THREE + 'message A { reserved "no name"; }',
     ):
         with contextlib.suppress(InvalidSchema):
             parse(text)

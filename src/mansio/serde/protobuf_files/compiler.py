@@ -16,6 +16,7 @@ import ast
 import os
 import re
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -81,9 +82,11 @@ def compile_file(text: str, references: Mapping[str, str]) -> list[Any]:
             if not is_well_known(each):
                 _write(directory, each, content)
         try:
-            generated = _protoc_compiler.get_protos(
-                name.encode(), [well_known_directory().encode(), directory.encode()]
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", _protoc_compiler.ProtocWarning)
+                generated = _protoc_compiler.get_protos(
+                    name.encode(), [well_known_directory().encode(), directory.encode()]
+                )
         except _protoc_compiler.ProtocErrors as error:
             shift = len(texts[name]) - len(text.removeprefix(BYTE_ORDER_MARK))
             raise InvalidSchema(_reason(error.errors(), name, shift)) from None
@@ -166,12 +169,13 @@ def _size(name: str, text: str) -> int:
 def _with_syntax(text: str) -> str:
     """Return the text with the syntax that protoc assumes where a file states none. It would print a warning."""
     text = text.removeprefix(BYTE_ORDER_MARK)
+    position = 0
     for match in _TOKEN.finditer(text):
-        if match[0].startswith("/"):
-            continue
-        if match[0] in ("syntax", "edition"):
+        if text[position : match.start()].strip() or not match[0].startswith(("/", "syntax", "edition")):
+            break
+        if not match[0].startswith("/"):
             return text
-        break
+        position = match.end()
     return _PROTO2 + text
 
 
