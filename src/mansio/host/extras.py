@@ -21,6 +21,7 @@ EXTRAS: Final = {
     "avro": ("fastavro",),
     "protobuf": ("google.protobuf",),
     "jsonschema": ("jsonschema",),
+    "registry": ("avro", "fastavro", "jsonschema", "google.protobuf", "grpc_tools"),
     "cluster": ("grpc", "google.protobuf"),
     "grpc": ("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"),
     "secure": ("cryptography", "jwt"),
@@ -33,6 +34,7 @@ EXTRAS: Final = {
 DISTRIBUTION_NAMES: Final = {
     "grpc": "grpcio",
     "grpc_health.v1": "grpcio-health-checking",
+    "grpc_tools": "grpcio-tools",
     "grpc_reflection.v1alpha": "grpcio-reflection",
     "google.protobuf": "protobuf",
     "jwt": "pyjwt",
