@@ -88,6 +88,7 @@ def _chain(length: int, last: str) -> Any:
     return {"type": "record", "name": "R", "fields": fields}
 
 
+@pytest.mark.full
 def test_long_chains_of_types_are_compared_without_recursion() -> None:
     found = reasons(_chain(5_000, "int"), _chain(5_000, "string"))
     assert [one.rule for one in found] == ["TYPE_MISMATCH"]
@@ -98,6 +99,7 @@ def _wide(count: int, kind: str) -> Any:
     return [{"type": "record", "name": f"R{index}", "fields": [field]} for index in range(count)]
 
 
+@pytest.mark.full
 def test_wide_unions_are_compared_by_name() -> None:
     assert reasons(_wide(8_000, "long"), _wide(8_000, "int")) == []
     assert len(reasons(_wide(8_000, "int"), _wide(8_000, "long"))) == checker.REPORTED_MAX

@@ -100,15 +100,18 @@ class _Comparison:
         self._branches: dict[int, dict[str, list[AvroType]]] = {}
 
     def are_compatible(self, reader: AvroType, writer: AvroType) -> bool:
-        """Evaluate all pairs that matter. Can be called once."""
+        """Evaluate all pairs that matter."""
         root = self._pair(reader, writer)
+        self._evaluate_pending()
+        return root.is_compatible
+
+    def _evaluate_pending(self) -> None:
         while self._pending:
             pair = self._pending.popleft()
             if pair.is_compatible and not self._evaluate(pair):
                 pair.is_compatible = False
                 self._pending.extend(pair.users)
                 pair.users.clear()
-        return root.is_compatible
 
     def reasons(self, reader: AvroType, writer: AvroType) -> list[Incompatibility]:
         """Return the requirements that fail, each with the first path that leads to it."""
@@ -118,7 +121,8 @@ class _Comparison:
         while waiting and len(found) < REPORTED_MAX:
             part, path = waiting.pop()
             key = id(part.reader), id(part.writer)
-            if key in seen or self._pair(part.reader, part.writer).is_compatible:
+            # An evaluation ends with the first requirement that fails, so some parts may not be known yet.
+            if key in seen or self.are_compatible(part.reader, part.writer):
                 continue
             seen.add(key)
             inner: list[tuple[_Part, str]] = []
