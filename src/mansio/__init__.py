@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         RegisteredVersion,
         SchemaAdmin,
         SchemaById,
-        SchemaReference,
     )
     from mansio.client.admin.shares import (
         LeasedRange,
@@ -121,6 +120,7 @@ if TYPE_CHECKING:
         ResourceType,
     )
     from mansio.state.hot_partitions.remedies import BrokerLoad, LeaderMove, Remedy, RemedyKind
+    from mansio.state.registry.schema import SchemaReference
 
 __all__ = [
     "DEFAULT_ENTITY",
@@ -356,7 +356,7 @@ _LAZY = {
     "RegisteredVersion": _SCHEMAS,
     "SchemaAdmin": _SCHEMAS,
     "SchemaById": _SCHEMAS,
-    "SchemaReference": _SCHEMAS,
+    "SchemaReference": "mansio.state.registry.schema",
     "TraceAdmin": _TRACES,
     "TraceEvent": _TRACES,
     "FoundRecord": _RECORD_SEARCH,

@@ -27,7 +27,8 @@ def schema(random: Random, depth: int = 3) -> Any:
         items = [schema(random, depth - 1) for _ in range(random.randint(1, 3))]
         made = {"type": "array", "items": items}
         if random.random() < 0.6:
-            made["additionalItems"] = random.choice((False, {"type": "string"}))
+            additional: list[Any] = [False, {"type": "string"}]
+            made["additionalItems"] = random.choice(additional)
         return made
     if kind == "types":
         return {"type": random.sample(["string", "integer", "null", "boolean"], 2)}

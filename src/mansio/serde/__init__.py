@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mansio.serde.blocking import BlockingSerde
-    from mansio.serde.definition import SchemaDefinition, SchemaReference, SchemaType
+    from mansio.serde.definition import SchemaDefinition, SchemaType
     from mansio.serde.errors import (
         InvalidSchema,
         MalformedValue,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mansio.serde.serde import EncodedValue, Serde
     from mansio.serde.source import ReferencedSchema, RegisteredSchema, SchemaSource, SubjectVersion
     from mansio.serde.subjects import SubjectNames
+    from mansio.state.registry.schema import SchemaReference
 
 __all__ = [
     "BlockingSerde",
@@ -62,7 +63,7 @@ _MODULES = {
     "RegistryCredentials": "mansio.serde.http_registry",
     "SchemaDefinition": "mansio.serde.definition",
     "SchemaNotFound": "mansio.serde.errors",
-    "SchemaReference": "mansio.serde.definition",
+    "SchemaReference": "mansio.state.registry.schema",
     "SchemaRegistryError": "mansio.serde.errors",
     "SchemaSource": "mansio.serde.source",
     "SchemaType": "mansio.serde.definition",

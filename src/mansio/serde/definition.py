@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.state.registry.schema import SchemaReference
+
 
 class SchemaType(StrEnum):
     """Format of a schema, as the REST API names it (`schemaType`)."""
@@ -21,15 +23,6 @@ class SchemaType(StrEnum):
     """JSON Schema; the text is JSON."""
     PROTOBUF = "PROTOBUF"
     """Protocol Buffers; the text is that of a .proto file, or a serialized `FileDescriptorProto` in base64."""
-
-
-class SchemaReference(NamedTuple):
-    """Reference of a schema to a version of a subject. `name`: how the schema refers to it: full name of an Avro type,
-    URI of a JSON Schema, file name in an import of Protobuf."""
-
-    name: str
-    subject: str
-    version: int
 
 
 class SchemaDefinition(NamedTuple):

@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from mansio.serde.errors import MalformedValue, NotFramed
+from mansio.wire.batch.schema_frames import (
+    GUID_FRAME_BYTES,
+    GUID_MAGIC,
+    ID_FRAME_BYTES,
+    ID_MAGIC,
+    KEY_SCHEMA_ID_NAME,
+    VALUE_SCHEMA_ID_NAME,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-ID_MAGIC: Final = 0
-GUID_MAGIC: Final = 1
-ID_FRAME_BYTES: Final = 5
-GUID_FRAME_BYTES: Final = 17
-KEY_HEADER: Final = "__key_schema_id"
-VALUE_HEADER: Final = "__value_schema_id"
+KEY_HEADER: Final = KEY_SCHEMA_ID_NAME.decode()
+VALUE_HEADER: Final = VALUE_SCHEMA_ID_NAME.decode()
 MESSAGE_INDEXES_MAX: Final = 64
 """Maximum depth of a nested Protobuf message."""
 _VARINT_SHIFT_MAX: Final = 35

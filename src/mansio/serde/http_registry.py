@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.addresses import is_loopback_host
 from mansio.errors import ConfigError
-from mansio.serde.definition import ReferencedSchema, SchemaReference, SchemaType
+from mansio.serde.definition import ReferencedSchema, SchemaType
 from mansio.serde.errors import SchemaNotFound, SchemaRegistryError
 from mansio.serde.source import RegisteredSchema, SubjectVersion
 from mansio.tracebacks import without_traceback
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mansio.serde.definition import SchemaDefinition
+    from mansio.state.registry.schema import SchemaReference
 
 USER_VARIABLE: Final = "MANSIO_SCHEMA_REGISTRY_USER"
 PASSWORD_VARIABLE: Final = "MANSIO_SCHEMA_REGISTRY_PASSWORD"  # noqa: S105  # a name

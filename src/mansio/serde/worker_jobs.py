@@ -75,15 +75,16 @@ def _identities(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(task: dict[str, Any]) -> dict[str, Any]:
-    from mansio.serde.compatibility.levels import CompatibilityLevel, SubjectVersion, level_messages
+    from mansio.serde.compatibility.levels import EarlierVersion, level_messages
+    from mansio.state.registry.schema import Compatibility
 
     kind = SchemaType(task["kind"])
     earlier = [
-        SubjectVersion(each["version"], SchemaType(each["kind"]), _parsed_schema(each["kind"], each))
+        EarlierVersion(each["version"], SchemaType(each["kind"]), _parsed_schema(each["kind"], each))
         for each in task["earlier"]
     ]
     new = _parsed_schema(kind, task["schema"])
-    return {"messages": level_messages(CompatibilityLevel(task["level"]), kind, new, earlier)}
+    return {"messages": level_messages(Compatibility(task["level"]), kind, new, earlier)}
 
 
 def _names(task: dict[str, Any]) -> dict[str, Any]:

@@ -157,7 +157,9 @@ def test_confluents_client_finds_its_way_through_all_of_the_api(registry: Schema
     found = registry.lookup_schema(subject, Schema(AVRO, "AVRO"))
     assert (found.schema_id, found.version, found.subject) == (first, 1, subject)
     full = registry.register_schema_full_response(subject, Schema(EVOLVED, "AVRO"))
-    assert json.loads(present(registry.get_schema_by_guid(present(full.guid)).schema_str)) == json.loads(EVOLVED)
+    assert json.loads(present(registry.get_schema_by_guid(present(full.guid)).schema_str)) == json.loads(
+        EVOLVED
+    )
     assert registry.get_versions(subject) == [1, 2]
     assert subject in registry.get_subjects()
     assert registry.get_version(subject, 2).schema_id == full.schema_id

@@ -6,19 +6,20 @@ import json
 
 import pytest
 
-from mansio.serde.compatibility.levels import CompatibilityLevel, SubjectVersion, level_messages
+from mansio.serde.compatibility.levels import EarlierVersion, level_messages
 from mansio.serde.definition import SchemaType
 from mansio.serde.formats import avro, json_schema
+from mansio.state.registry.schema import Compatibility
 
 
-def version(number: int, *fields: str) -> SubjectVersion:
+def version(number: int, *fields: str) -> EarlierVersion:
     """A version of a record. A field that ends with `?` has a default."""
     parts = [
         {"name": name.removesuffix("?"), "type": "int"} | ({"default": 0} if name.endswith("?") else {})
         for name in fields
     ]
     text = json.dumps({"type": "record", "name": "R", "fields": parts})
-    return SubjectVersion(number, SchemaType.AVRO, avro.parse(text))
+    return EarlierVersion(number, SchemaType.AVRO, avro.parse(text))
 
 
 NEW = version(3, "a", "c")
@@ -39,7 +40,7 @@ EARLIER = [version(1, "a", "b"), version(2, "a", "c", "b")]
     ],
 )
 def test_level_compares_its_versions_in_its_directions(level: str, compared: list[str]) -> None:
-    found = level_messages(CompatibilityLevel(level), NEW.kind, NEW.schema, EARLIER)
+    found = level_messages(Compatibility(level), NEW.kind, NEW.schema, EARLIER)
     texts = {
         "new reads 1": "the new schema cannot read what version 1 wrote",
         "1 reads new": "version 1 cannot read what the new schema writes",
@@ -52,22 +53,20 @@ def test_level_compares_its_versions_in_its_directions(level: str, compared: lis
         assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "level", [level for level in CompatibilityLevel if level is not CompatibilityLevel.NONE]
-)
+@pytest.mark.parametrize("level", [level for level in Compatibility if level is not Compatibility.NONE])
 def test_version_of_another_format_is_incompatible_with_each_level_but_none(
-    level: CompatibilityLevel,
+    level: Compatibility,
 ) -> None:
     other = json_schema.parse("{}")
     (message,) = level_messages(level, SchemaType.JSON, other, EARLIER[1:])
     assert "JSON" in message
     assert "AVRO" in message
-    assert level_messages(CompatibilityLevel.NONE, SchemaType.JSON, other, EARLIER) == []
+    assert level_messages(Compatibility.NONE, SchemaType.JSON, other, EARLIER) == []
 
 
 def test_first_version_is_compatible_and_json_schemas_are_compared_too() -> None:
     text, number = (json_schema.parse(f'{{"type":"{kind}"}}') for kind in ("string", "number"))
-    level = CompatibilityLevel.FULL
+    level = Compatibility.FULL
     assert level_messages(level, SchemaType.JSON, text, []) == []
-    found = level_messages(level, SchemaType.JSON, text, [SubjectVersion(7, SchemaType.JSON, number)])
+    found = level_messages(level, SchemaType.JSON, text, [EarlierVersion(7, SchemaType.JSON, number)])
     assert [one.partition(" ")[0] for one in found] == ["TYPE_CHANGED", "TYPE_CHANGED"]

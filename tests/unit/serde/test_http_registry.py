@@ -12,13 +12,14 @@ import pytest
 
 from mansio.errors import ConfigError
 from mansio.serde import http_registry as registry_module
-from mansio.serde.definition import ReferencedSchema, SchemaDefinition, SchemaReference, SchemaType
+from mansio.serde.definition import ReferencedSchema, SchemaDefinition, SchemaType
 from mansio.serde.errors import SchemaNotFound, SchemaRegistryError
 from mansio.serde.http_registry import (
     ATTEMPTS_MAX,
     RegistryCredentials,
     SchemaRegistry,
 )
+from mansio.state.registry.schema import SchemaReference
 from support.schema_registry import RegistryServer
 
 if TYPE_CHECKING:

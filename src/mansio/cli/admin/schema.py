@@ -17,7 +17,8 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows
 
 if TYPE_CHECKING:
-    from mansio.client.admin.schemas import RegisteredVersion, SchemaById, SchemaReference
+    from mansio.client.admin.schemas import RegisteredVersion, SchemaById
+    from mansio.state.registry.schema import SchemaReference
 
 app = typer.Typer(no_args_is_help=True, help="Schemas of keys and values, in the schema registry.")
 
@@ -257,7 +258,7 @@ def _kind(file: Path, kind: str | None) -> str:
 
 
 def _reference(text: str) -> SchemaReference:
-    from mansio.client.admin.schemas import SchemaReference
+    from mansio.state.registry.schema import SchemaReference
 
     name, _, place = text.partition("=")
     subject, _, version = place.rpartition(":")

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import SchemaRegistryRefusal
 from mansio.net.cluster import SCHEMAS_KEY_TYPE
 from mansio.net.retry import raise_for_code
+from mansio.state.registry.schema import SchemaReference
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ ATTEMPT_MS_MAX: Final = 60_000
 
 AVRO: Final = "AVRO"
 LATEST: Final = "latest"
-
-
-class SchemaReference(NamedTuple):
-    """Reference of a schema to a version of a subject. `name`: how the schema refers to it: full name of an Avro type,
-    URI of a JSON Schema, file name in an import of Protobuf."""
-
-    name: str
-    subject: str
-    version: int
 
 
 @dataclass(frozen=True, slots=True)

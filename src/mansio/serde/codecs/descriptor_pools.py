@@ -10,11 +10,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
 
 from mansio.serde.errors import MalformedValue, UnsupportedSchema, reason
+from mansio.serde.message_indexes import message_name as name_of_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from google.protobuf.descriptor import Descriptor
 
     from mansio.serde.definition import ReferencedSchema
 
@@ -83,29 +82,8 @@ def _parse_file(text: str, name: str = "") -> Any:
 
 
 def message_name(pool: descriptor_pool.DescriptorPool, file: str, indexes: Sequence[int]) -> str:
-    """Return the full name of the message with these indexes in a file, as in Confluent's wire format: the index among
-    the file's messages, then among the nested messages of that one, and so on. Raises `MalformedValue`.
-    """
-    found = pool.FindFileByName(file)
-    messages = list(found.message_types_by_name.values())
-    name = ""
-    for index in indexes:
-        if not 0 <= index < len(messages):
-            raise MalformedValue(f"the Protobuf schema has no message with the indexes {list(indexes)}")
-        name, messages = messages[index].full_name, list(messages[index].nested_types)
-    return name
-
-
-def message_indexes(descriptor: Descriptor) -> tuple[int, ...]:
-    """Return the indexes of a message in its file, as `message_name` takes them."""
-    found = []
-    inner: Descriptor | None = descriptor
-    while inner is not None:
-        outer = inner.containing_type
-        siblings = inner.file.message_types_by_name.values() if outer is None else outer.nested_types
-        found.append([one.full_name for one in siblings].index(inner.full_name))
-        inner = outer
-    return tuple(reversed(found))
+    """Return the full name of the message with these indexes in a file. Raises `MalformedValue`."""
+    return name_of_indexes(pool.FindFileByName(file), indexes)
 
 
 def first_message(pool: descriptor_pool.DescriptorPool, file: str) -> str:

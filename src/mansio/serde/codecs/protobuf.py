@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from mansio.serde.codecs.descriptor_pools import (
     first_message,
-    message_indexes,
     message_name,
     pool_of_files,
 )
 from mansio.serde.codecs.paths import VALUE_DEPTH_MAX, fault, shown_type
 from mansio.serde.definition import SchemaType
 from mansio.serde.errors import MalformedValue, UnsupportedSchema, reason
+from mansio.serde.message_indexes import message_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,8 @@ class ProtobufCodec:
 
     def indexes(self, message: str = "") -> tuple[int, ...]:
         """Return the indexes of a message of the file; by default the first. Raises `UnsupportedSchema`."""
-        return message_indexes(self._descriptor(message or self.name))
+        descriptor = self._descriptor(message or self.name)
+        return message_indexes(descriptor.file, descriptor.full_name)
 
     def encode(self, value: Any, message: str = "") -> bytes:
         """Encode a message object or plain JSON, as `message`; by default the first of the file. Raises

@@ -10,11 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
-from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.serde.definition import SchemaType
+from mansio.state.registry.schema import Compatibility
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,33 +25,7 @@ _MODULES: Final = {SchemaType.AVRO: "avro", SchemaType.JSON: "json_schema", Sche
 """Module of `mansio.serde.compatibility` for each format."""
 
 
-class CompatibilityLevel(StrEnum):
-    """What the versions of a subject guarantee. BACKWARD: readers with the new version read what the version before it
-    wrote. FORWARD: readers with the version before it read what the new one writes. FULL: both. TRANSITIVE: the same
-    with all earlier versions."""
-
-    NONE = "NONE"
-    BACKWARD = "BACKWARD"
-    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
-    FORWARD = "FORWARD"
-    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
-    FULL = "FULL"
-    FULL_TRANSITIVE = "FULL_TRANSITIVE"
-
-    @property
-    def is_transitive(self) -> bool:
-        return self.value.endswith("_TRANSITIVE")
-
-    @property
-    def is_backward(self) -> bool:
-        return self.value.startswith(("BACKWARD", "FULL"))
-
-    @property
-    def is_forward(self) -> bool:
-        return self.value.startswith(("FORWARD", "FULL"))
-
-
-class SubjectVersion(NamedTuple):
+class EarlierVersion(NamedTuple):
     """A version of a subject, parsed."""
 
     version: int
@@ -60,14 +34,14 @@ class SubjectVersion(NamedTuple):
 
 
 def level_messages(
-    level: CompatibilityLevel, kind: SchemaType, schema: ParsedSchema, earlier: Sequence[SubjectVersion]
+    level: Compatibility, kind: SchemaType, schema: ParsedSchema, earlier: Sequence[EarlierVersion]
 ) -> list[str]:
     """Return why a new schema does not have the level with the earlier versions of its subject, one line each; an empty
     list if it does. `earlier`: the versions in their order, without deleted ones.
 
     Raises `InvalidSchema` if two schemas are too large to be compared.
     """
-    if level is CompatibilityLevel.NONE:
+    if level is Compatibility.NONE:
         return []
     found: list[str] = []
     for one in reversed(earlier if level.is_transitive else earlier[-1:]):

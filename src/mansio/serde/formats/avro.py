@@ -108,6 +108,11 @@ class ParsedAvro:
     identity: str
     type: AvroType
 
+    @property
+    def record_names(self) -> tuple[str, ...]:
+        """The full name of the type, if it has one."""
+        return (self.type.name,) if self.type.name else ()
+
 
 def parse(text: str, references: Sequence[ReferencedSchema] = (), *, normalize: bool = False) -> ParsedAvro:
     """Parse an Avro schema. A `SchemaParser`.

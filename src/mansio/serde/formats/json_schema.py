@@ -172,6 +172,8 @@ class ParsedJson:
     text: str
     identity: str
     root: JsonNode
+    record_names: tuple[str, ...] = ()
+    """The title, if there is one."""
 
 
 def parse(
@@ -196,7 +198,8 @@ def parse(
     root = parser.add(document, "")
     parser.link()
     stored = sorted_text(document) if normalize else compact_text(document)
-    return ParsedJson(stored, stored, root)
+    title = document.get("title") if isinstance(document, dict) else None
+    return ParsedJson(stored, stored, root, (title,) if isinstance(title, str) and title else ())
 
 
 class _Scope(NamedTuple):

@@ -54,6 +54,16 @@ class ProtobufSchema:
         found.name = name if name is not None else found.name
         return base64.b64encode(found.SerializeToString(deterministic=True)).decode("ascii")
 
+    @property
+    def record_names(self) -> tuple[str, ...]:
+        """The full names of the messages, nested ones included."""
+        pending, found = list(self.file.message_types_by_name.values()), []
+        while pending:
+            message = pending.pop()
+            found.append(message.full_name)
+            pending += message.nested_types
+        return tuple(sorted(found))
+
     def message_name(self, indexes: Sequence[int]) -> str:
         """Return the full name of the message with these indexes. Raises `MalformedValue`."""
         return message_name(self.file, indexes)

@@ -25,8 +25,8 @@ from mansio.state.registry.schema import (
     AVRO,
     Compatibility,
     Mode,
-    Reference,
     Schema,
+    SchemaReference,
     SubjectSettings,
     SubjectVersion,
 )
@@ -303,11 +303,11 @@ class SchemaRegistryState:
         found = [each for each in self.versions(subject, deleted=deleted) if each.schema_id == schema_id]
         return found[-1] if found else None
 
-    def resolved_references(self, references: Iterable[Reference]) -> list[tuple[str, str]]:
+    def resolved_references(self, references: Iterable[SchemaReference]) -> list[tuple[str, str]]:
         """Return name and text of the schemas that a schema refers to, directly or not, each after those that it refers
         to itself. Raises the refusal 42201."""
-        found: dict[Reference, tuple[str, str]] = {}
-        pending: list[tuple[Reference, bool]] = [(each, False) for each in reversed(tuple(references))]
+        found: dict[SchemaReference, tuple[str, str]] = {}
+        pending: list[tuple[SchemaReference, bool]] = [(each, False) for each in reversed(tuple(references))]
         open_: set[tuple[str, int]] = set()
         while pending:
             reference, is_done = pending.pop()
@@ -327,7 +327,7 @@ class SchemaRegistryState:
             pending += [(each, False) for each in reversed(self._referenced(reference).references)]
         return list(found.values())
 
-    def _referenced(self, reference: Reference) -> Schema:
+    def _referenced(self, reference: SchemaReference) -> Schema:
         one = self._subjects.get(reference.subject, {}).get(reference.version)
         if one is None:
             raise refusals.invalid_schema(
@@ -572,9 +572,11 @@ def schema_of(value: dict[str, Any]) -> Schema:
     )
 
 
-def references_of(found: Sequence[dict[str, Any]]) -> tuple[Reference, ...]:
+def references_of(found: Sequence[dict[str, Any]]) -> tuple[SchemaReference, ...]:
     """Return the references of a record or body. Raises `KeyError`, `TypeError`, `ValueError`."""
-    return tuple(Reference(str(each["name"]), str(each["subject"]), int(each["version"])) for each in found)
+    return tuple(
+        SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"])) for each in found
+    )
 
 
 def _json(value: object) -> str:

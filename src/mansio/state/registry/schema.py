@@ -26,7 +26,9 @@ class Mode(StrEnum):
 
 
 class Compatibility(StrEnum):
-    """Which earlier versions a new one has to be compatible with, and how."""
+    """What the versions of a subject guarantee. BACKWARD: readers with the new version read what the version before it
+    wrote. FORWARD: readers with the version before it read what the new one writes. FULL: both. TRANSITIVE: the same
+    with all earlier versions."""
 
     NONE = "NONE"
     BACKWARD = "BACKWARD"
@@ -39,11 +41,22 @@ class Compatibility(StrEnum):
     @property
     def is_transitive(self) -> bool:
         """Whether all earlier versions count, and not only the last one."""
-        return self.name.endswith("_TRANSITIVE")
+        return self.value.endswith("_TRANSITIVE")
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the new version has to read what earlier ones wrote."""
+        return self.value.startswith(("BACKWARD", "FULL"))
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether earlier versions have to read what the new one writes."""
+        return self.value.startswith(("FORWARD", "FULL"))
 
 
-class Reference(NamedTuple):
-    """Reference of a schema to a version of a subject, which it calls `name`."""
+class SchemaReference(NamedTuple):
+    """Reference of a schema to a version of a subject. `name`: how the schema refers to it: full name of an Avro type,
+    URI of a JSON Schema, file name in an import of Protobuf."""
 
     name: str
     subject: str
@@ -57,7 +70,7 @@ class Schema:
 
     kind: str
     text: str
-    references: tuple[Reference, ...] = ()
+    references: tuple[SchemaReference, ...] = ()
     metadata: str = ""
     rules: str = ""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog, SchemaRegistryRefusal
 from mansio.state.registry.registry import LATEST, SchemaRegistryState
-from mansio.state.registry.schema import Compatibility, Mode, Reference, Schema, SubjectSettings
+from mansio.state.registry.schema import Compatibility, Mode, Schema, SchemaReference, SubjectSettings
 from mansio.wire.internal_records.schema_records import (
     KeyType,
     SchemaKey,
@@ -74,9 +74,9 @@ class Registry:
 
     def register(self, subject: str, text: str, refers_to: str | None = None) -> tuple[int, int]:
         """Register a schema, and return its version and id."""
-        references: tuple[Reference, ...] = ()
+        references: tuple[SchemaReference, ...] = ()
         if refers_to is not None and (versions := self.state.versions(refers_to)):
-            references = (Reference("other", refers_to, versions[-1].version),)
+            references = (SchemaReference("other", refers_to, versions[-1].version),)
         schema = Schema("AVRO", text, references)
         found = self.state.find(subject, schema)
         if found is None:
@@ -175,7 +175,7 @@ def test_equal_schemas_of_two_subjects_have_one_id_and_a_deleted_version_gives_a
         (lambda one: one.state.plan_registration("a", Schema("AVRO", "9"), schema_id=7), 42205),
         (lambda one: one.state.plan_mode(None, Mode.IMPORT), 42205),
         (lambda one: one.state.plan_mode("a", Mode.READONLY_OVERRIDE), 42204),
-        (lambda one: one.state.resolved_references([Reference("x", "none", 1)]), 42201),
+        (lambda one: one.state.resolved_references([SchemaReference("x", "none", 1)]), 42201),
         (lambda one: one.register("read-only", "1"), 42205),
     ],
 )
@@ -197,10 +197,10 @@ def test_references_are_resolved_each_after_its_own_and_loops_are_refused() -> N
     registry.register("c", "1")
     registry.register("b", "2", refers_to="c")
     found = registry.state.resolved_references(
-        [Reference("b", "b", 1), Reference("c", "c", 1), Reference("again", "b", 1)]
+        [SchemaReference("b", "b", 1), SchemaReference("c", "c", 1), SchemaReference("again", "b", 1)]
     )
     assert found == [("other", "1"), ("b", "2"), ("c", "1"), ("again", "2")]
-    loop = Schema("AVRO", "3", (Reference("self", "l", 1),))
+    loop = Schema("AVRO", "3", (SchemaReference("self", "l", 1),))
     registry.append(registry.state.plan_mode("l", Mode.IMPORT))
     registry.append(registry.state.plan_registration("l", loop)[0])
     with pytest.raises(SchemaRegistryRefusal, match="circle"):
