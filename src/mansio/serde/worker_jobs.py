@@ -93,8 +93,8 @@ def _names(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serialize(task: dict[str, Any]) -> dict[str, Any]:
-    parsed: Any = _parsed_schema(SchemaType.PROTOBUF, task["schema"])
-    return {"text": parsed.serialized()}
+    text, references = _serialized_files(task["schema"]["text"], _references(task["schema"]))
+    return {"text": text, "references": references}
 
 
 def _encode(task: dict[str, Any]) -> dict[str, Any]:
@@ -102,8 +102,7 @@ def _encode(task: dict[str, Any]) -> dict[str, Any]:
     from mansio.serde.serde import encoded
 
     schema = task["schema"]
-    references = tuple(ReferencedSchema(name, text) for name, text in schema["references"])
-    codec = _codec_of(schema["kind"], schema["text"], references)
+    codec = _codec_of(schema["kind"], schema["text"], _references(schema))
     found: list[str] = []
     for position, value in enumerate(task["values"]):
         try:
@@ -112,6 +111,17 @@ def _encode(task: dict[str, Any]) -> dict[str, Any]:
             return {"malformed": position, "reason": _line(error)}
         found.append(b64encode(indexes + payload).decode())
     return {"encoded": found}
+
+
+def _serialized_files(
+    text: str, references: tuple[ReferencedSchema, ...]
+) -> tuple[str, tuple[ReferencedSchema, ...]]:
+    """Return the texts of Protobuf files as a `FileDescriptorProto` in base64 each."""
+    serialized = [
+        each._replace(text=_serialized(each.text, references[:number], each.name))
+        for number, each in enumerate(references)
+    ]
+    return _serialized(text, references), tuple(serialized)
 
 
 def _serialized(text: str, references: tuple[ReferencedSchema, ...], name: str | None = None) -> str:
@@ -126,11 +136,7 @@ def _codec_of(kind: str, text: str, references: tuple[ReferencedSchema, ...]) ->
     from mansio.serde.source import RegisteredSchema
 
     if kind == SchemaType.PROTOBUF:
-        serialized = [
-            each._replace(text=_serialized(each.text, references[:number], each.name))
-            for number, each in enumerate(references)
-        ]
-        text, references = _serialized(text, references), tuple(serialized)
+        text, references = _serialized_files(text, references)
     return compile_codec(RegisteredSchema(SchemaType(kind), text, references))
 
 
@@ -145,8 +151,11 @@ _JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
 
 
 def _parsed_schema(kind: str, schema: dict[str, Any], *, normalize: bool = False) -> ParsedSchema:
-    references = tuple(ReferencedSchema(name, text) for name, text in schema["references"])
-    return _parse_once(kind, schema["text"], references, normalize)
+    return _parse_once(kind, schema["text"], _references(schema), normalize)
+
+
+def _references(schema: dict[str, Any]) -> tuple[ReferencedSchema, ...]:
+    return tuple(ReferencedSchema(name, text) for name, text in schema["references"])
 
 
 @lru_cache(PARSED_MAX)

@@ -191,13 +191,10 @@ class SchemaRegistryService:
 
     async def _by_guid(self, _: str | None, arguments: Arguments, caller: Caller) -> Arguments:
         state = await self._coordinator.read()
-        try:
-            guid = UUID(str(arguments.get("guid")))
-        except ValueError:
-            raise refusals.schema_not_found(str(arguments.get("guid"))[:40]) from None
-        schema_id = state.id_of_guid(guid)
+        schema_id = _id_of_guid(state, arguments)
         self._check_readable_schema(state, schema_id, caller)
-        fields = {"guid": str(guid), "id": schema_id, **state.schema(schema_id).fields()}
+        schema = state.schema(schema_id)
+        fields = {"guid": str(schema.guid), "id": schema_id, **schema.fields()}
         return await self._formatted(fields, arguments)
 
     async def _uses(self, _: str | None, arguments: Arguments, caller: Caller) -> list[Arguments]:
@@ -248,18 +245,24 @@ class SchemaRegistryService:
         return {"mode": state.mode(subject, default=bool(arguments.get("defaultToGlobal"))).value}
 
     async def _resolved(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
-        """Return a schema, by its id or as the latest of the subject, with the texts of what it refers to."""
-        state = await self._coordinator.read()
+        """Return a schema, by its id or GUID or as the latest of the subject, with the texts of what it refers to.
+        `serialized`: of Protobuf as a `FileDescriptorProto` in base64, each."""
+        version = 0
         if subject is None:
-            schema_id = _number(arguments, "id")
+            state = await self._coordinator.read()
+            schema_id = _id_of_guid(state, arguments) if "guid" in arguments else _number(arguments, "id")
             state.schema(schema_id)
             self._check_readable_schema(state, schema_id, caller)
         else:
             self._check_right(caller, Operation.READ, subject)
-            schema_id = state.version(state.subject_of_alias(subject), LATEST).schema_id
+            state = await self._coordinator.read()
+            latest = state.version(state.subject_of_alias(subject), LATEST)
+            version, schema_id = latest.version, latest.schema_id
         schema = state.schema(schema_id)
-        references = state.resolved_references(schema.references)
-        return {"id": schema_id, "kind": schema.kind, "text": schema.text, "references": references}
+        text = SchemaText(schema.kind, schema.text, state.resolved_references(schema.references))
+        if arguments.get("serialized") and schema.kind == "PROTOBUF":
+            text = await self._checks.serialized(text)
+        return {"id": schema_id, "guid": str(schema.guid), "version": version, **text.fields()}
 
     async def encode(self, resolved: Arguments, values: Sequence[Any]) -> list[bytes]:
         """Return values of plain JSON as the schema of a "resolved" result encodes them, each after its frame. Raises
@@ -388,6 +391,13 @@ def _number(arguments: Arguments, name: str, default: int | None = None) -> int:
     if type(value) is not int or not -1 <= value <= VERSION_MAX:
         raise InvalidRequest(f"{name} is a number up to {VERSION_MAX}")
     return value
+
+
+def _id_of_guid(state: SchemaRegistryState, arguments: Arguments) -> int:
+    try:
+        return state.id_of_guid(UUID(str(arguments.get("guid"))))
+    except ValueError:
+        raise refusals.schema_not_found(str(arguments.get("guid"))[:40]) from None
 
 
 def _compatibility(level: Any) -> Compatibility | None:

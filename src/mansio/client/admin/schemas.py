@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from mansio.net.cluster import Cluster
+    from mansio.serde.source import SchemaSource
 
 COORDINATOR_KEY: Final = "_schemas"
 CHANNEL: Final = "schemas"
@@ -71,6 +72,13 @@ class SchemaAdmin:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+
+    @property
+    def source(self) -> SchemaSource:
+        """The registry as the source of a `mansio.serde.Serde`."""
+        from mansio.client.schema_source import ClientSchemaSource
+
+        return ClientSchemaSource(self)
 
     async def register(
         self,

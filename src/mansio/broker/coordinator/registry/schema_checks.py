@@ -116,10 +116,10 @@ class SchemaChecks:
         found: list[str] = (await self._run({"job": "names", "schema": schema.fields()}))["names"]
         return found
 
-    async def serialized(self, schema: SchemaText) -> str:
-        """Return a schema of Protobuf as a `FileDescriptorProto` in base64."""
-        text: str = (await self._run({"job": "serialize", "schema": schema.fields()}))["text"]
-        return text
+    async def serialized(self, schema: SchemaText) -> SchemaText:
+        """Return a schema of Protobuf, and those that it refers to, as a `FileDescriptorProto` in base64 each."""
+        answer = await self._run({"job": "serialize", "schema": schema.fields()})
+        return SchemaText(schema.kind, answer["text"], [(name, text) for name, text in answer["references"]])
 
     async def encode(self, schema: SchemaText, values: Sequence[Any]) -> list[bytes]:
         """Return values of plain JSON as a schema encodes them, with the indexes of a message of Protobuf. Raises

@@ -242,7 +242,7 @@ class SchemaCoordinator:
 
     async def serialized(self, schema: Schema) -> str:
         """Return a schema of Protobuf as a `FileDescriptorProto` in base64."""
-        return await self._checks.serialized(self._text(await self.read(), schema))
+        return (await self._checks.serialized(self._text(await self.read(), schema))).text
 
     async def _find(
         self,
