@@ -15,7 +15,8 @@ _PATTERNS: Final = ("^a", "b$", "^[a-z]+$")
 def schema(random: Random, depth: int = 3) -> Any:
     """Return a schema of draft 7."""
     if random.random() < 0.05:
-        return random.choice((True, {}))
+        unrestricted: list[Any] = [True, {}]
+        return random.choice(unrestricted)
     if depth <= 0 or random.random() < 0.45:
         return _scalar(random)
     kind = random.choice(("object", "object", "object", "array", "tuple", "anyOf", "allOf", "oneOf", "types"))
@@ -25,10 +26,10 @@ def schema(random: Random, depth: int = 3) -> Any:
         return {"type": "array", "items": schema(random, depth - 1), **_sizes(random, "Items")}
     if kind == "tuple":
         items = [schema(random, depth - 1) for _ in range(random.randint(1, 3))]
-        made = {"type": "array", "items": items}
+        made: dict[str, Any] = {"type": "array", "items": items}
         if random.random() < 0.6:
-            additional: list[Any] = [False, {"type": "string"}]
-            made["additionalItems"] = random.choice(additional)
+            others: list[Any] = [False, {"type": "string"}]
+            made["additionalItems"] = random.choice(others)
         return made
     if kind == "types":
         return {"type": random.sample(["string", "integer", "null", "boolean"], 2)}
