@@ -28,7 +28,7 @@ def test_example_from_avro_to_iceberg_survives_its_kill_and_has_each_order_once(
     kafka, registry, http = free_port(), free_port(), free_port()
     script = "\n".join("python check.py" if name == "check" else one.code for name, one in found.items())
     script = re.sub(r"(mansio serve)", rf"\1 --kafka 127.0.0.1:{kafka} --http 127.0.0.1:{http}", script)
-    script = script.replace("registry.py", f"registry.py {registry}").replace(":8081", f":{registry}")
+    script = script.replace(":8081", f":{registry}")
     script = script.replace("publish_orders.py", f"publish_orders.py --registry http://127.0.0.1:{registry}")
     try:
         done = subprocess.run(

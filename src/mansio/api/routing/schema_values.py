@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.coordinator.registry.schema_checks import malformed_record
 from mansio.errors import InvalidRecord, InvalidRequest
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def encode_values(
             encoded = await services.schemas.encode(resolved, values)
         except InvalidRecord as error:
             ((position, reason),) = error.record_errors
-            raise _invalid(part[position], reason or "") from error
+            raise malformed_record("record", part[position], reason or "") from error
         for number, value in zip(part, encoded, strict=True):
             found[number] = found[number]._replace(value=value)
     return found
@@ -78,14 +79,8 @@ def _parsed(record: RecordToPublish, number: int) -> Any:
     try:
         return json.loads(record.value or b"", parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise _invalid(number, f"the value is not JSON: {error}") from error
+        raise malformed_record("record", number, f"the value is not JSON: {error}") from error
 
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number")
-
-
-def _invalid(number: int, reason: str) -> InvalidRecord:
-    error = InvalidRecord(f"record {number}: {reason}")
-    error.record_errors = ((number, reason),)
-    return error

@@ -7,23 +7,31 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from mansio.errors import SchemaRegistryRefusal
 from mansio.net.cluster import SCHEMAS_KEY_TYPE
 from mansio.net.retry import raise_for_code
+from mansio.serde.definition import ReferencedSchema, SchemaType
+from mansio.serde.errors import SchemaNotFound, SchemaRegistryError
+from mansio.serde.source import RegisteredSchema, SubjectVersion
 from mansio.state.registry.schema import SchemaReference
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
 
     from mansio.net.cluster import Cluster
+    from mansio.serde.definition import SchemaDefinition
     from mansio.serde.source import SchemaSource
 
 COORDINATOR_KEY: Final = "_schemas"
 CHANNEL: Final = "schemas"
 """Channel of connections: registering a schema may take seconds, and delays what is behind it."""
 ATTEMPT_MS_MAX: Final = 60_000
+
+NOT_FOUND: Final = range(40400, 40500)
+"""Codes of refusals for what does not exist."""
 
 AVRO: Final = "AVRO"
 LATEST: Final = "latest"
@@ -76,8 +84,6 @@ class SchemaAdmin:
     @property
     def source(self) -> SchemaSource:
         """The registry as the source of a `mansio.serde.Serde`."""
-        from mansio.client.schema_source import ClientSchemaSource
-
         return ClientSchemaSource(self)
 
     async def register(
@@ -198,6 +204,57 @@ class SchemaAdmin:
             timeout_ms=ATTEMPT_MS_MAX,
         )
         return json.loads(response.result)
+
+
+class ClientSchemaSource:
+    """A `SchemaSource` that asks the brokers, without HTTP."""
+
+    def __init__(self, schemas: SchemaAdmin) -> None:
+        self._schemas = schemas
+
+    async def schema_by_id(self, schema_id: int) -> RegisteredSchema:
+        return _registered(await self._resolved(None, {"id": schema_id}))
+
+    async def schema_by_guid(self, guid: UUID) -> RegisteredSchema:
+        return _registered(await self._resolved(None, {"guid": str(guid)}))
+
+    async def latest(self, subject: str) -> SubjectVersion:
+        found = await self._resolved(subject, {})
+        return SubjectVersion(subject, int(found["version"]), int(found["id"]), _registered(found))
+
+    async def register(self, subject: str, definition: SchemaDefinition) -> int:
+        found = await _answer(
+            self._schemas.register(
+                subject, definition.text, kind=definition.kind, references=definition.references
+            )
+        )
+        return int(found.schema_id)
+
+    async def look_up(self, subject: str, definition: SchemaDefinition) -> int:
+        found = await _answer(
+            self._schemas.look_up(
+                subject, definition.text, kind=definition.kind, references=definition.references
+            )
+        )
+        return int(found.schema_id)
+
+    async def _resolved(self, subject: str | None, arguments: dict[str, Any]) -> Any:
+        return await _answer(self._schemas.request("resolved", subject, {**arguments, "serialized": True}))
+
+
+async def _answer(request: Awaitable[Any]) -> Any:
+    try:
+        return await request
+    except SchemaRegistryRefusal as error:
+        kind = SchemaNotFound if error.code in NOT_FOUND else SchemaRegistryError
+        raise kind(error.message) from error
+
+
+def _registered(found: dict[str, Any]) -> RegisteredSchema:
+    references = tuple(ReferencedSchema(name, text) for name, text in found["references"])
+    return RegisteredSchema(
+        SchemaType(found["kind"]), found["text"], references, int(found["id"]), UUID(found["guid"])
+    )
 
 
 def _check(response: Any) -> None:

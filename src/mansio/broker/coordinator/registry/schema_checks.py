@@ -126,9 +126,7 @@ class SchemaChecks:
         `InvalidRecord`, which names the value and the path in it."""
         answer = await self._run({"job": "encode", "schema": schema.fields(), "values": values})
         if "malformed" in answer:
-            error = InvalidRecord(f"value {answer['malformed']}: {answer['reason']}")
-            error.record_errors = ((answer["malformed"], answer["reason"]),)
-            raise error
+            raise malformed_record("value", answer["malformed"], answer["reason"])
         return [b64decode(each) for each in answer["encoded"]]
 
     async def _run(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +149,13 @@ class SchemaChecks:
         finally:
             self._waiting -= 1
         return _checked(json.loads(answer))
+
+
+def malformed_record(what: str, position: int, reason: str) -> InvalidRecord:
+    """Return the error for the record, or value, at a position."""
+    error = InvalidRecord(f"{what} {position}: {reason}")
+    error.record_errors = ((position, reason),)
+    return error
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
