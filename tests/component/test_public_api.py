@@ -415,6 +415,8 @@ class Program:
         by_id: mansio.SchemaById = await done(schemas.by_id(found.schema_id))
         assert by_id == await done(schemas.by_guid(found.guid))
         assert (subject, 1) in await done(schemas.uses(found.schema_id))
+        if isinstance(schemas, mansio.SchemaAdmin):
+            assert (await schemas.source.latest(subject)).schema_id == found.schema_id
         reference = mansio.SchemaReference("other", subject, 1)
         with pytest.raises(errors.SchemaRegistryRefusal):
             await done(schemas.register(f"{subject}-2", '"missing"', references=[reference]))

@@ -215,7 +215,7 @@ class BrokerRuntime:
                     host_ports.scheduler,
                     host_ports.clock,
                     may_write,
-                    SchemaUses(
+                    schema_ids=SchemaUses(
                         lambda: self.schemas,
                         clock=host_ports.clock,
                         peers=None
