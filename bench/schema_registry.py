@@ -134,7 +134,7 @@ def main() -> None:
             rate = register(f"127.0.0.1:{server.port}", arguments.schemas)
             print(f"register: {rate:.0f} schemas per second")
         finally:
-            server.stop()
+            server.end()
         restarts = []
         for _ in range(arguments.rounds):
             began = time.perf_counter()
@@ -144,7 +144,7 @@ def main() -> None:
             look_up(connection, 1)
             connection.close()
             restarts.append((ready_s, time.perf_counter() - began))
-            server.stop()
+            server.end()
         print(
             f"restart: ready after {spread([one for one, _ in restarts])} s, first look-up after "
             f"{spread([both for _, both in restarts])} s"
@@ -165,7 +165,7 @@ def main() -> None:
                     f"p99 {spread([each[1] for each in found])} ms"
                 )
         finally:
-            server.stop()
+            server.end()
 
 
 if __name__ == "__main__":
