@@ -335,6 +335,9 @@ def test_retry(mansio_broker, mansio_client):
     mansio_client.publish("orders", b"x")
     mansio_broker.clock.advance(minutes=15)
 
+def test_schema(mansio_schemas):
+    assert mansio_schemas("orders-value", '"string"') == 1
+
 def test_empty(mansio_broker):
     assert "orders" not in mansio_broker.client().admin.list_topics()
 
@@ -355,4 +358,4 @@ def test_factory(mansio_broker_factory):
             timeout=scaled(120),
         )
         assert result.returncode == 0, result.stdout + result.stderr
-        assert "6 passed" in result.stdout
+        assert "7 passed" in result.stdout

@@ -1,8 +1,8 @@
 """Pytest plugin: fixtures with a test broker. It imports no broker before a test uses a fixture.
 
 `mansio_broker` is a new broker for each test, `mansio_broker_session` one for the whole run (with pytest-xdist, of each
-worker), `mansio_broker_factory` makes brokers with settings, and `mansio_client` is a blocking client of
-`mansio_broker`.
+worker), `mansio_broker_factory` makes brokers with settings, `mansio_client` is a blocking client of `mansio_broker`,
+and `mansio_schemas` registers schemas with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import mansio.blocking
     from mansio.testing.broker import TestBroker
@@ -61,3 +62,18 @@ def mansio_broker_factory() -> Iterator[Callable[..., TestBroker]]:
 def mansio_client(mansio_broker: TestBroker) -> mansio.blocking.Client:
     """Return a blocking client of `mansio_broker`."""
     return mansio_broker.client()
+
+
+@pytest.fixture
+def mansio_schemas(mansio_client: mansio.blocking.Client) -> Callable[..., int]:
+    """Return a function that registers a schema with the registry of `mansio_broker`, and returns its id:
+    `mansio_schemas("orders-value", Path("order.avsc"))`. The schema is a text, or a file whose ending names its format
+    (.avsc, .json, .proto) unless `kind` does; it needs the extra `registry`."""
+    kinds = {".avsc": "AVRO", ".json": "JSON", ".proto": "PROTOBUF"}
+
+    def register(subject: str, schema: str | Path, *, kind: str | None = None) -> int:
+        text = schema if isinstance(schema, str) else schema.read_text(encoding="utf-8")
+        found = None if isinstance(schema, str) else kinds.get(schema.suffix)
+        return mansio_client.admin.schemas.register(subject, text, kind=kind or found or "AVRO").schema_id
+
+    return register

@@ -101,6 +101,7 @@ def test_a_schema_is_registered_evolved_and_found(api: Api) -> None:
     assert (found["version"], found["id"]) == (1, first)
 
 
+@pytest.mark.full
 def test_white_space_makes_no_new_schema(api: Api) -> None:
     spaced = json.dumps(json.loads(FIRST), indent=4)
     assert api.register("spaced", spaced) == api.register("spaced", FIRST)
@@ -125,6 +126,7 @@ def test_a_change_that_breaks_readers_is_refused_unless_the_level_allows_it(api:
     assert api.ask("GET", "/config/checked?defaultToGlobal=true") == {"compatibilityLevel": "BACKWARD"}
 
 
+@pytest.mark.full
 def test_a_transitive_level_compares_with_all_versions(api: Api) -> None:
     api.ask("PUT", "/config/transitive", {"compatibility": "NONE"})
     for text in (FIRST, BREAKING):
@@ -141,6 +143,7 @@ def test_a_transitive_level_compares_with_all_versions(api: Api) -> None:
     assert api.ask("POST", path, {"schema": same_as_last}) == {"is_compatible": False}
 
 
+@pytest.mark.full
 def test_a_deletion_is_soft_first_and_permanent_then(api: Api) -> None:
     schema_id = api.register("deleted", FIRST)
     api.register("deleted", SECOND)
@@ -162,6 +165,7 @@ def test_a_deletion_is_soft_first_and_permanent_then(api: Api) -> None:
     assert api.ask("DELETE", "/subjects/deleted") == (404, 40401)
 
 
+@pytest.mark.full
 def test_a_schema_with_references_is_resolved_and_what_it_refers_to_is_kept(api: Api) -> None:
     api.register("customer", '{"type":"record","name":"Customer","fields":[{"name":"name","type":"string"}]}')
     text = record({"name": "customer", "type": "Customer"})
@@ -174,6 +178,7 @@ def test_a_schema_with_references_is_resolved_and_what_it_refers_to_is_kept(api:
     assert api.register("order-2", text, references=[{**reference, "version": 9}]) == (422, 42201)
 
 
+@pytest.mark.full
 def test_in_import_mode_schemas_keep_their_ids(api: Api) -> None:
     assert api.register("imported", FIRST, id=5_000, version=3) == (422, 42205)
     assert api.ask("PUT", "/mode", {"mode": "IMPORT"}) == (422, 42205)
@@ -189,6 +194,7 @@ def test_in_import_mode_schemas_keep_their_ids(api: Api) -> None:
     assert api.ask("GET", "/subjects/imported/versions") == [3]
 
 
+@pytest.mark.full
 def test_all_schemas_are_listed_in_pages(api: Api) -> None:
     for number in range(3):
         api.register(f"listed-{number}", FIRST)
@@ -197,6 +203,7 @@ def test_all_schemas_are_listed_in_pages(api: Api) -> None:
     assert api.ask("GET", "/subjects?subjectPrefix=listed-&offset=2") == ["listed-2"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "path", "body", "expected"),
     [
@@ -227,6 +234,7 @@ def test_a_refusal_has_the_status_and_code_of_the_api(
     assert api.ask(method, path, body) == expected
 
 
+@pytest.mark.full
 def test_what_clients_ask_first_is_answered(api: Api, broker: TestBroker) -> None:
     assert api.ask("GET", "/schemas/types") == ["JSON", "PROTOBUF", "AVRO"]
     assert api.ask("GET", "") == api.ask("GET", "/") == {}
@@ -236,6 +244,7 @@ def test_what_clients_ask_first_is_answered(api: Api, broker: TestBroker) -> Non
     assert "kafka-cluster" in httpx.get(f"{broker.registry_url}/v1/metadata/id").json()["scope"]["clusters"]
 
 
+@pytest.mark.full
 def test_a_page_of_another_site_changes_nothing(api: Api) -> None:
     answer = api.client.put(
         "/config", content='{"compatibility":"NONE"}', headers={"origin": "http://elsewhere"}
@@ -248,6 +257,7 @@ def test_a_page_of_another_site_changes_nothing(api: Api) -> None:
     assert api.ask("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
 
 
+@pytest.mark.full
 def test_the_registry_is_the_same_after_a_restart() -> None:
     with TestBroker() as broker:
         with Api(broker.registry_url) as api:
@@ -260,6 +270,7 @@ def test_the_registry_is_the_same_after_a_restart() -> None:
             assert api.register("kept", BREAKING) == first + 1
 
 
+@pytest.mark.full
 def test_a_topic_of_another_registry_is_neither_read_nor_written() -> None:
     with TestBroker() as broker, Api(broker.registry_url) as api:
         client = broker.client()

@@ -24,7 +24,7 @@ from support.secured_broker import set_password
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.row("A7")
+pytestmark = [pytest.mark.row("A7"), pytest.mark.full]
 
 PASSWORD = "correct-horse"
 SCHEMA = {"schema": '{"type":"record","name":"Secret","fields":[]}'}

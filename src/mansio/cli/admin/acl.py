@@ -63,6 +63,10 @@ GroupsOption = Annotated[
 TransactionalIdsOption = Annotated[
     list[str] | None, typer.Option("--transactional-id", metavar="ID", help="A transactional id; repeatable.")
 ]
+SubjectsOption = Annotated[
+    list[str] | None,
+    typer.Option("--subject", metavar="NAME", help="A subject of the schema registry; repeatable."),
+]
 UsersOption = Annotated[
     list[str] | None,
     typer.Option("--user", metavar="NAME", help="A user, as the owner of delegation tokens; repeatable."),
@@ -93,6 +97,7 @@ def add(
     topics: TopicsOption = None,
     groups: GroupsOption = None,
     transactional_ids: TransactionalIdsOption = None,
+    subjects: SubjectsOption = None,
     users: UsersOption = None,
     delegation_tokens: TokensOption = None,
     cluster: ClusterOption = False,
@@ -107,10 +112,11 @@ def add(
     Give the operations with --operation, or a --role, which stands for all that it needs. Users and resources need not
     exist: `mansio acl check` tells what a user may do.
 
-    reader: --topic, --group; writer: --topic, --transactional-id; worker of a share group: --topic, --group;
-    operator: administers the cluster, its topics and groups, and reads no records but the audit.
+    reader: --topic, --group, --subject; writer: --topic, --transactional-id, --subject; worker of a share group:
+    --topic, --group, --subject; operator: administers the cluster, its topics, groups and subjects, and reads no
+    records but the audit.
     """
-    selected = _names(topics, groups, transactional_ids, users, delegation_tokens, cluster=cluster)
+    selected = _names(topics, groups, transactional_ids, subjects, users, delegation_tokens, cluster=cluster)
     if (role is None) == (not operations):
         usage_error("give either --role or --operation", "--operation")
     _check_effect(topics or (), prefix=prefix, host=host)
@@ -138,6 +144,7 @@ def list_acls(
     topics: TopicsOption = None,
     groups: GroupsOption = None,
     transactional_ids: TransactionalIdsOption = None,
+    subjects: SubjectsOption = None,
     users: UsersOption = None,
     delegation_tokens: TokensOption = None,
     cluster: ClusterOption = False,
@@ -158,7 +165,7 @@ def list_acls(
 
     The ACLs of a user are selected with --principal.
     """
-    selected = _names(topics, groups, transactional_ids, users, delegation_tokens, cluster=cluster)
+    selected = _names(topics, groups, transactional_ids, subjects, users, delegation_tokens, cluster=cluster)
     filters = _filters(
         None if principal is None else _principal(principal), operations, selected, matches=not exact
     )
@@ -184,6 +191,7 @@ def remove(
     topics: TopicsOption = None,
     groups: GroupsOption = None,
     transactional_ids: TransactionalIdsOption = None,
+    subjects: SubjectsOption = None,
     users: UsersOption = None,
     delegation_tokens: TokensOption = None,
     cluster: ClusterOption = False,
@@ -202,7 +210,7 @@ def remove(
     """
     from mansio.state.authorization.acls import AclFilter
 
-    selected = _names(topics, groups, transactional_ids, users, delegation_tokens, cluster=cluster)
+    selected = _names(topics, groups, transactional_ids, subjects, users, delegation_tokens, cluster=cluster)
     if sum((role is not None, bool(operations), everything)) != 1:
         usage_error("give --role, --operation or --all", "--operation")
     if everything:
@@ -313,6 +321,7 @@ def _names(
     topics: Sequence[str] | None,
     groups: Sequence[str] | None,
     transactional_ids: Sequence[str] | None,
+    subjects: Sequence[str] | None,
     users: Sequence[str] | None,
     delegation_tokens: Sequence[str] | None,
     *,
@@ -326,6 +335,7 @@ def _names(
         ResourceType.GROUP: groups,
         ResourceType.CLUSTER: (CLUSTER_NAME,) if cluster else None,
         ResourceType.TRANSACTIONAL_ID: transactional_ids,
+        ResourceType.SUBJECT: subjects,
         ResourceType.DELEGATION_TOKEN: delegation_tokens,
         ResourceType.USER: [name if ":" in name else f"User:{name}" for name in users or ()],
     }

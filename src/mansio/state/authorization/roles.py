@@ -49,9 +49,21 @@ _WRITE_TOPIC: Final = (Operation.WRITE, Operation.DESCRIBE, Operation.DESCRIBE_C
 _WRITE_DESCRIBE: Final = (Operation.WRITE, Operation.DESCRIBE)
 
 _OPERATIONS: Final[Mapping[Role, Mapping[ResourceType, tuple[Operation, ...]]]] = {
-    Role.READER: {ResourceType.TOPIC: _READ_TOPIC, ResourceType.GROUP: _READ},
-    Role.WRITER: {ResourceType.TOPIC: _WRITE_TOPIC, ResourceType.TRANSACTIONAL_ID: _WRITE_DESCRIBE},
-    Role.WORKER: {ResourceType.TOPIC: _READ_TOPIC, ResourceType.GROUP: _READ},
+    Role.READER: {
+        ResourceType.TOPIC: _READ_TOPIC,
+        ResourceType.GROUP: _READ,
+        ResourceType.SUBJECT: _READ,
+    },
+    Role.WRITER: {
+        ResourceType.TOPIC: _WRITE_TOPIC,
+        ResourceType.TRANSACTIONAL_ID: _WRITE_DESCRIBE,
+        ResourceType.SUBJECT: (Operation.READ, Operation.WRITE),
+    },
+    Role.WORKER: {
+        ResourceType.TOPIC: _READ_TOPIC,
+        ResourceType.GROUP: _READ,
+        ResourceType.SUBJECT: _READ,
+    },
     Role.OPERATOR: {
         ResourceType.CLUSTER: (
             Operation.DESCRIBE,
@@ -68,6 +80,7 @@ _OPERATIONS: Final[Mapping[Role, Mapping[ResourceType, tuple[Operation, ...]]]] 
         ),
         ResourceType.GROUP: (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS),
         ResourceType.TRANSACTIONAL_ID: (Operation.DESCRIBE,),
+        ResourceType.SUBJECT: (Operation.READ, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS),
     },
 }
 _REQUIRED: Final[Mapping[Role, tuple[ResourceType, ...]]] = {

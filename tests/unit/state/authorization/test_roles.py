@@ -14,22 +14,22 @@ from mansio.state.authorization.roles import Role, acls_of_role
 TOPIC = {ResourceType.TOPIC: ["t", "u"]}
 GROUP = {ResourceType.GROUP: ["g"]}
 NAMES = {
-    Role.READER: {**TOPIC, **GROUP},
-    Role.WRITER: {**TOPIC, ResourceType.TRANSACTIONAL_ID: ["x"]},
+    Role.READER: {**TOPIC, **GROUP, ResourceType.SUBJECT: ["s"]},
+    Role.WRITER: {**TOPIC, ResourceType.TRANSACTIONAL_ID: ["x"], ResourceType.SUBJECT: ["s"]},
     Role.WORKER: {**TOPIC, **GROUP},
     Role.OPERATOR: {},
 }
 EXPECTED = {
     Role.READER: "READ topic t, DESCRIBE topic t, DESCRIBE_CONFIGS topic t, READ topic u, DESCRIBE topic u, "
-    "DESCRIBE_CONFIGS topic u, READ group g",
+    "DESCRIBE_CONFIGS topic u, READ group g, READ subject s",
     Role.WRITER: "WRITE topic t, DESCRIBE topic t, DESCRIBE_CONFIGS topic t, WRITE topic u, DESCRIBE topic u, "
-    "DESCRIBE_CONFIGS topic u, WRITE transactional-id x, DESCRIBE transactional-id x",
+    "DESCRIBE_CONFIGS topic u, WRITE transactional-id x, DESCRIBE transactional-id x, READ subject s, WRITE subject s",
     Role.WORKER: "READ topic t, DESCRIBE topic t, DESCRIBE_CONFIGS topic t, READ topic u, DESCRIBE topic u, "
     "DESCRIBE_CONFIGS topic u, READ group g",
     Role.OPERATOR: "DESCRIBE cluster, DESCRIBE_CONFIGS cluster, ALTER cluster, ALTER_CONFIGS cluster, CREATE cluster, "
     "DESCRIBE topic *, DESCRIBE_CONFIGS topic *, ALTER topic *, ALTER_CONFIGS topic *, "
     "DESCRIBE group *, DESCRIBE_CONFIGS group *, ALTER_CONFIGS group *, DESCRIBE transactional-id *, "
-    "READ topic __mansio_audit",
+    "READ subject *, DESCRIBE_CONFIGS subject *, ALTER_CONFIGS subject *, READ topic __mansio_audit",
 }
 
 
