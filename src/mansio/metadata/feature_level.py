@@ -30,6 +30,7 @@ from mansio.config.topic_names import AUDIT_TOPIC, TRACE_TOPIC
 from mansio.errors import FeatureNotFinalized, InvalidUpdateVersion
 from mansio.metadata.metadata_store import KEY_ROOT, SCHEMA_VERSION_MAX, Put
 from mansio.wire.features import FIRST_LEVEL, FIXED_FEATURES, UPGRADE, VERSION_FEATURE
+from mansio.wire.internal_records.schema_records import SCHEMAS_TOPIC
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
@@ -146,6 +147,9 @@ def newer_content(operation: Put | Delete) -> str | None:
         return "moves of partitions" if partition["adding"] or partition["removing"] else None
     if kind == "topics" and operation.key.endswith(f"/topics/{TRACE_TOPIC}"):
         return "trace of records"  # a leader of version 0.1 would let no broker write to it
+    if kind == "topics" and operation.key.endswith(f"/topics/{SCHEMAS_TOPIC}"):
+        # A leader of version 0.1 would answer no request; a topic that a client creates is another registry's.
+        return "schema registry" if json.loads(operation.value)["internal"] else newer_setting(operation)
     return newer_setting(operation)
 
 

@@ -75,6 +75,7 @@ NEWER: Final[dict[str, tuple[Put, str]]] = {
     "end of a move": (partition(removing=[1]), "moves of partitions"),
     "delays": (put(KEYS.topic("t"), configs={"mansio.delay.enable": "true"}), "mansio.delay.enable"),
     "transactions": (put(KEYS.topic("__transaction_state"), configs={}), "transactions"),
+    "schemas": (put(KEYS.topic("_schemas"), configs={}, internal=True), "schema registry"),
     "key order": (put(KEYS.group_config("g"), configs={"mansio.share.order": "KEY"}), "mansio.share.order"),
     "rate by key": (put(KEYS.group_config("g"), configs={"mansio.share.key.rate": "1"}), "key.rate"),
     "one delivery": (put(KEYS.group_config("g"), configs={"share.delivery.count.limit": "1"}), "limit=1"),
@@ -87,6 +88,7 @@ NEWER: Final[dict[str, tuple[Put, str]]] = {
 
 KNOWN: Final[dict[str, Put | Delete]] = {
     "topic": put(KEYS.topic("t"), configs={"retention.ms": "5", "mansio.hold.enable": "true"}),
+    "schemas of another registry": put(KEYS.topic("_schemas"), configs={}, internal=False),
     "partition": partition(),
     "group": put(KEYS.group_config("g"), configs={"share.delivery.count.limit": "7"}),
     "broker": put(KEYS.broker_config(""), configs={"log.retention.ms": "7"}),
