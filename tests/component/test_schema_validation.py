@@ -242,7 +242,9 @@ class TestSettings:
         assert started is not None
         monkeypatch.setattr(started.service.topics, "_has_schema_registry", lambda: False)
         admin = broker.client().admin
-        reason = f"{setting}: the schema registry is turned off; turn it on with schema_registry_enable=true"
+        reason = (
+            f"{setting}: the brokers have no schema registry, because a client created its topic _schemas"
+        )
         with pytest.raises(InvalidConfig, match=reason):
             admin.create_topic("refused", config={setting: "true"})
         with pytest.raises(InvalidConfig, match=reason):
