@@ -146,7 +146,8 @@ def consume(
         typer.Option(
             "--schema-registry",
             metavar="URL",
-            help="Print keys and values decoded, as JSON, with the schemas of this registry. Credentials:"
+            help="Print keys and values decoded, as JSON, with the schemas of this registry, or 'brokers': that of the"
+            " brokers. Credentials:"
             " MANSIO_SCHEMA_REGISTRY_USER, MANSIO_SCHEMA_REGISTRY_PASSWORD.",
         ),
     ] = None,
@@ -265,6 +266,8 @@ class ConsumeCommand:
 
         report = UnreadableReport()
         async with connect(bootstrap_servers) as client:
+            if self.decoder is not None:
+                self.decoder.connect(client)
             consumer = client.consume(
                 [TopicPartition(self.topic, index) for index in self.partitions] or self.topic,
                 group=self.group,

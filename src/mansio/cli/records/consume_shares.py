@@ -82,6 +82,8 @@ class ShareConsumeCommand:
 
         lost: list[Leased] = []
         async with connect(bootstrap_servers) as client:
+            if self.decoder is not None:
+                self.decoder.connect(client)
             await run_unless_deleted(client, self.topic, self._read(client, printer, lost))
         if lost:
             return print_error(

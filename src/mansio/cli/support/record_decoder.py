@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.cli.support.common import print_error
 
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mansio.cli.support.formatting import RecordPrinter
+    from mansio.client import Client
     from mansio.client.types import Message
-    from mansio.serde import SchemaSource
+    from mansio.serde import Serde
+
+
+BROKERS: Final = "brokers"
+"""Stands for the registry of the brokers that a command is connected to."""
 
 
 class RecordDecoder:
@@ -25,11 +30,18 @@ class RecordDecoder:
 
     exit_code = 0
 
-    def __init__(self, source: str | SchemaSource) -> None:
-        """`source`: the address of a registry, or another source of schemas. Raises `ConfigError`."""
+    def __init__(self, registry: str) -> None:
+        """`registry`: the address of a registry, or `BROKERS`. Raises `ConfigError`."""
         from mansio.serde import Serde
 
-        self._serde = Serde(source)
+        self._serde: Serde | None = None if registry == BROKERS else Serde(registry)
+
+    def connect(self, client: Client) -> None:
+        """Use the registry of the brokers of a client, unless there is another one."""
+        from mansio.serde import Serde
+
+        if self._serde is None:
+            self._serde = Serde(client.admin.schemas.source)
 
     async def show(self, printer: RecordPrinter, messages: Sequence[Message]) -> None:
         """Print records with their decoded keys and values. Raises `SchemaRegistryError`."""
@@ -38,6 +50,7 @@ class RecordDecoder:
     async def _decoded(self, message: Message) -> dict[str, Any]:
         from mansio.serde import MalformedValue, NotFramed, SchemaNotFound, UnsupportedSchema
 
+        assert self._serde is not None, "connected"
         found: dict[str, Any] = {}
         parts: Iterable[tuple[str, bytes | None]] = (("key", message.key), ("value", message.value))
         for name, data in parts:
