@@ -113,12 +113,18 @@ def served_by_kafka(listener: Listener, client_certificates: str) -> ServedListe
 
 
 def served_to_users(
-    name: str, address: Address, protocol: SecurityProtocol, client_certificates: str
+    name: str,
+    address: Address,
+    protocol: SecurityProtocol,
+    client_certificates: str,
+    *,
+    protocol_of: str = "",
 ) -> ServedListener:
     """Return what the rules need to know of the listener of HTTP or gRPC, whose users are those of the Kafka protocol.
-    `name`: with which its settings begin. `client_certificates`: one of `CLIENT_CERTIFICATES`."""
+    `name`: with which its settings begin. `client_certificates`: one of `CLIENT_CERTIFICATES`. `protocol_of`: name of
+    the listener whose setting has the protocol, if it is another one."""
     authenticates = is_protocol_authenticated(protocol, client_certificates)
-    remedy = f"start with --secure and {name}_security_protocol=SASL_SSL, use an address on loopback"
+    remedy = f"start with --secure and {protocol_of or name}_security_protocol=SASL_SSL, use an address on loopback"
     return ServedListener(name, f"{name}_listener", address, authenticates, remedy)
 
 

@@ -900,7 +900,11 @@ class Settings:
         if self.http_address is not None:
             found.append(served_to_users("http", self.http_address, self.http_security, certificates))
         if self.registry_address is not None:
-            found.append(served_to_users("registry", self.registry_address, self.http_security, certificates))
+            found.append(
+                served_to_users(
+                    "registry", self.registry_address, self.http_security, certificates, protocol_of="http"
+                )
+            )
         if self.grpc_address is not None:
             found.append(served_to_users("grpc", self.grpc_address, self.grpc_security, certificates))
         if self.sqs_address is not None:
@@ -1080,6 +1084,8 @@ class Settings:
             check_mechanisms(each, enabled)
         if self.http_address is not None:
             check_passwords("http_security_protocol", self.http_address, self.http_security)
+        if self.registry_address is not None:
+            check_passwords("http_security_protocol", self.registry_address, self.http_security)
         if self.grpc_address is not None:
             check_passwords("grpc_security_protocol", self.grpc_address, self.grpc_security)
         if check_listeners(self.served_listeners, self.open_listeners):

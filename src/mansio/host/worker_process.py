@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FRAME_BYTES_MAX: Final = 4 << 20
+FRAME_BYTES_MAX: Final = 32 << 20
 FILES_MAX: Final = 64
 IDLE_S: Final = 60.0
 STOP_S_MAX: Final = 1.0

@@ -4,8 +4,9 @@ The state changes only by `apply`, in the order of the log. A change is planned 
 returns the records to append, or raises the refusal that clients get.
 
 Invariants:
-* Each content (`Schema`) has one id, and each id one content. An id is never assigned again, also when its schema is
-  removed and the broker restarted: the greatest id is kept in a record of its own then.
+* Each id has one content (`Schema`), and a content one id, unless it is imported with another one. An id is never
+  assigned again, also when its schema is removed and the broker restarted: the greatest id is kept in a record of its
+  own then.
 * The number of a new version of a subject is one more than the greatest one that it has, deleted versions included.
 * A version to which a version that is not deleted refers is not deleted.
 * `revision_of` a subject changes with each change that could alter the outcome of a check for it.
@@ -39,7 +40,7 @@ from mansio.wire.internal_records.schema_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
 VERSION_MAX: Final = 2**31 - 1
@@ -48,8 +49,17 @@ LATEST: Final = -1
 
 SCHEMAS_MAX: Final = 200_000
 """Maximum number of schemas."""
-SCHEMA_BYTES_MAX: Final = 512 << 20
-"""Maximum total length of the texts of all schemas."""
+SCHEMA_CHARACTERS_MAX: Final = 512 << 20
+"""Maximum total length of all schemas: of their texts and what data contracts add."""
+
+CONTRACT_CHARACTERS_MAX: Final = 64 << 10
+"""Maximum length of `metadata`, and of the rules, of a schema."""
+
+VERSIONS_MAX: Final = 400_000
+"""Maximum number of versions of all subjects."""
+
+SETTINGS_MAX: Final = 200_000
+"""Maximum number of subjects with settings, and with a mode."""
 
 REFERENCES_MAX: Final = 100
 """Maximum number of schemas that one schema refers to, directly or not."""
@@ -78,8 +88,9 @@ class SchemaRegistryState:
 
     def __init__(self) -> None:
         self._schemas: dict[int, Schema] = {}
-        self._ids: dict[Schema, int] = {}
-        self._ids_by_guid: dict[UUID, int] = {}
+        self._ids: dict[Schema, set[int]] = {}
+        """Each content has one id, unless a registry has imported it with a second one."""
+        self._by_guid: dict[UUID, Schema] = {}
         self._uses: dict[int, set[tuple[str, int]]] = defaultdict(set)
         """The versions that have a schema, by its id."""
         self._subjects: dict[str, dict[int, SubjectVersion]] = {}
@@ -90,7 +101,8 @@ class SchemaRegistryState:
         self._modes: dict[str | None, Mode] = {}
         self._revisions: dict[str, int] = defaultdict(int)
         self._settings_revision = 0
-        self._text_bytes = 0
+        self._characters = 0
+        self._version_count = 0
         self.last_id = 0
         """The greatest id that was assigned."""
 
@@ -131,6 +143,7 @@ class SchemaRegistryState:
             self._drop_schema(schema_id)
             self._add_schema(schema_id, schema)
         self._uses[schema_id].add((subject, version))
+        self._version_count += 1
         versions = self._subjects.setdefault(subject, {})
         is_last = not versions or next(reversed(versions)) < version
         versions[version] = SubjectVersion(subject, version, schema_id, bool(value.get("deleted")))
@@ -152,6 +165,7 @@ class SchemaRegistryState:
             return
         if not versions:
             del self._subjects[subject]
+        self._version_count -= 1
         self._revisions[subject] += 1
         uses = self._uses[one.schema_id]
         uses.discard((subject, version))
@@ -160,18 +174,20 @@ class SchemaRegistryState:
 
     def _add_schema(self, schema_id: int, schema: Schema) -> None:
         self._schemas[schema_id] = schema
-        self._ids.setdefault(schema, schema_id)
-        self._ids_by_guid.setdefault(schema.guid, schema_id)
-        self._text_bytes += len(schema.text)
+        self._ids.setdefault(schema, set()).add(schema_id)
+        self._by_guid[schema.guid] = schema
+        self._characters += schema.characters
         for each in schema.references:
             self._referring[each.subject, each.version].add(schema_id)
 
     def _drop_schema(self, schema_id: int) -> None:
         schema = self._schemas.pop(schema_id)
-        if self._ids.get(schema) == schema_id:
+        ids = self._ids[schema]
+        ids.discard(schema_id)
+        if not ids:
             del self._ids[schema]
-            del self._ids_by_guid[schema.guid]
-        self._text_bytes -= len(schema.text)
+            del self._by_guid[schema.guid]
+        self._characters -= schema.characters
         if not self._uses[schema_id]:
             del self._uses[schema_id]
         for each in schema.references:
@@ -262,14 +278,15 @@ class SchemaRegistryState:
 
     def id_of_guid(self, guid: UUID) -> int:
         """Return the id of the schema with a GUID. Raises the refusal 40403."""
-        found = self._ids_by_guid.get(guid)
-        if found is None:
+        schema = self._by_guid.get(guid)
+        if schema is None:
             raise refusals.schema_not_found(str(guid))
-        return found
+        return min(self._ids[schema])
 
     def id_of(self, schema: Schema) -> int | None:
         """Return the id of a schema, None if it is not registered."""
-        return self._ids.get(schema)
+        ids = self._ids.get(schema)
+        return min(ids) if ids else None
 
     def uses(self, schema_id: int, *, deleted: bool = False) -> list[SubjectVersion]:
         """Return the versions that have a schema. `deleted`: also the deleted ones. Raises the refusal 40403."""
@@ -280,8 +297,10 @@ class SchemaRegistryState:
     def subjects_of(self, schema: int | UUID) -> frozenset[str]:
         """Return the subjects that have a schema, by its id or GUID, deleted versions included; empty for an unknown
         one."""
-        schema_id = schema if isinstance(schema, int) else self._ids_by_guid.get(schema, 0)
-        return frozenset(subject for subject, _ in self._uses.get(schema_id, ()))
+        ids: Iterable[int] = (schema,) if isinstance(schema, int) else ()
+        if not isinstance(schema, int) and (known := self._by_guid.get(schema)) is not None:
+            ids = self._ids[known]
+        return frozenset(subject for each in ids for subject, _ in self._uses.get(each, ()))
 
     def referring(self, subject: str, version: int) -> list[int]:
         """Return the ids of schemas that refer to a version and have a version that is not deleted."""
@@ -297,11 +316,22 @@ class SchemaRegistryState:
 
     def find(self, subject: str, schema: Schema, *, deleted: bool = False) -> SubjectVersion | None:
         """Return the latest version of a subject with this schema, None if there is none."""
-        schema_id = self._ids.get(schema)
-        if schema_id is None:
-            return None
-        found = [each for each in self.versions(subject, deleted=deleted) if each.schema_id == schema_id]
+        ids = self._ids.get(schema, ())
+        found = [each for each in self.versions(subject, deleted=deleted) if each.schema_id in ids]
         return found[-1] if found else None
+
+    def referenced_subjects(self, references: Iterable[SchemaReference]) -> set[str]:
+        """Return the subjects that a schema refers to, directly or not, as far as they exist; those that it refers to
+        directly also if they do not."""
+        pending, seen = list(references), set[SchemaReference]()
+        while pending and len(seen) <= REFERENCES_MAX:
+            reference = pending.pop()
+            if reference not in seen:
+                seen.add(reference)
+                one = self._subjects.get(reference.subject, {}).get(reference.version)
+                if one is not None:
+                    pending += self._schemas[one.schema_id].references
+        return {each.subject for each in seen}
 
     def resolved_references(self, references: Iterable[SchemaReference]) -> list[tuple[str, str]]:
         """Return name and text of the schemas that a schema refers to, directly or not, each after those that it refers
@@ -410,7 +440,8 @@ class SchemaRegistryState:
         self.check_writable(subject)
         if (schema_id or version) and not self.is_importing(subject):
             raise refusals.not_permitted(f"Subject {subject} is not in import mode")
-        known_id = self._ids.get(schema)
+        self.resolved_references(schema.references)  # they may have been removed since they were checked
+        known_id = self.id_of(schema)
         if schema_id:
             content = self._schemas.get(schema_id)
             if content is not None and content != schema:
@@ -420,16 +451,46 @@ class SchemaRegistryState:
         version = version or (next(reversed(versions)) + 1 if versions else 1)
         if not 1 <= version <= VERSION_MAX or not 1 <= schema_id <= VERSION_MAX:
             raise refusals.invalid_schema("ids and versions are numbers from 1 to 2^31 - 1")
-        if schema_id not in self._schemas:
-            self._check_room(schema)
+        self._check_room(schema, is_new=schema_id not in self._schemas)
         one = SubjectVersion(subject, version, schema_id, is_deleted=False)
-        return [self._version_record(one, schema)], one
+        records = [self._version_record(one, schema)]
+        replaced = versions.get(version)
+        if replaced is not None:
+            self._check_unreferenced(replaced)
+            records = self._last_id_records([replaced]) + records
+        return records, one
 
-    def _check_room(self, schema: Schema) -> None:
-        if len(self._schemas) >= SCHEMAS_MAX or self._text_bytes + len(schema.text) > SCHEMA_BYTES_MAX:
+    def _check_room(self, schema: Schema, *, is_new: bool) -> None:
+        if max(len(schema.metadata), len(schema.rules)) > CONTRACT_CHARACTERS_MAX:
             raise refusals.invalid_schema(
-                f"the registry is full: it has {len(self._schemas)} schemas of {self._text_bytes} characters"
+                f"metadata and ruleSet have at most {CONTRACT_CHARACTERS_MAX} characters each"
             )
+        is_full = self._version_count >= VERSIONS_MAX or (
+            is_new
+            and (
+                len(self._schemas) >= SCHEMAS_MAX
+                or self._characters + schema.characters > SCHEMA_CHARACTERS_MAX
+            )
+        )
+        if is_full:
+            raise refusals.invalid_schema(
+                f"the registry is full: it has {self._version_count} versions, and {len(self._schemas)} schemas of"
+                f" {self._characters} characters"
+            )
+
+    def _check_unreferenced(self, one: SubjectVersion) -> None:
+        if self.referring(one.subject, one.version):
+            raise refusals.refusal(
+                refusals.REFERENCE_EXISTS,
+                "One or more references exist to the schema"
+                f" {{magic=1,keytype=SCHEMA,subject={one.subject},version={one.version}}}.",
+            )
+
+    def _last_id_records(self, removed: Iterable[SubjectVersion]) -> list[KeyValue]:
+        """Return the record that keeps the greatest id, if one of the versions that are removed has it."""
+        if all(each.schema_id != self.last_id for each in removed):
+            return []
+        return [(encode_key(SchemaKey(KeyType.LAST_ID)), encode_value({"id": self.last_id}))]
 
     def plan_deletion(
         self, subject: str, version: int | None = None, *, permanent: bool = False
@@ -439,28 +500,24 @@ class SchemaRegistryState:
         self.check_writable(subject)
         chosen = self._chosen_for_deletion(subject, version, permanent=permanent)
         for each in chosen:
-            if self.referring(subject, each.version):
-                raise refusals.refusal(
-                    refusals.REFERENCE_EXISTS,
-                    "One or more references exist to the schema"
-                    f" {{magic=1,keytype=SCHEMA,subject={subject},version={each.version}}}.",
-                )
-        records: list[KeyValue] = []
-        for each in chosen:
-            if permanent:
-                records.append((encode_key(SchemaKey(KeyType.SCHEMA, subject, each.version)), None))
-            else:
-                deleted = each._replace(is_deleted=True)
-                records.append(self._version_record(deleted, self._schemas[each.schema_id]))
-        if permanent and any(each.schema_id == self.last_id for each in chosen):
-            records.insert(0, (encode_key(SchemaKey(KeyType.LAST_ID)), encode_value({"id": self.last_id})))
-        if permanent and version is None:
+            self._check_unreferenced(each)
+        numbers = [each.version for each in chosen]
+        if not permanent:
+            if version is None:  # one record, however large the versions are
+                value = encode_value({"subject": subject, "version": numbers[-1]})
+                return [(encode_key(SchemaKey(KeyType.DELETE_SUBJECT, subject)), value)], numbers
+            deleted = chosen[0]._replace(is_deleted=True)
+            return [self._version_record(deleted, self._schemas[deleted.schema_id])], numbers
+        records = self._last_id_records(chosen)
+        records += [(encode_key(SchemaKey(KeyType.SCHEMA, subject, each)), None) for each in numbers]
+        if version is None:
+            records.append((encode_key(SchemaKey(KeyType.DELETE_SUBJECT, subject)), None))
             records += [
                 (encode_key(SchemaKey(kind, subject)), None)
                 for kind, known in ((KeyType.CONFIG, self._settings), (KeyType.MODE, self._modes))
                 if subject in known
             ]
-        return records, [each.version for each in chosen]
+        return records, numbers
 
     def _chosen_for_deletion(
         self, subject: str, version: int | None, *, permanent: bool
@@ -501,11 +558,17 @@ class SchemaRegistryState:
         """Plan a change of settings; a setting that is None stays as it is. Raises the refusal 42205."""
         if subject is not None:
             self.check_writable(subject)
+        self._check_settings_room(subject, self._settings)
         known = self._settings.get(subject, SubjectSettings())
         merged = known._replace(
             **{name: value for name, value in changed._asdict().items() if value is not None}
         )
         return [(encode_key(SchemaKey(KeyType.CONFIG, subject)), encode_value(merged.fields()))]
+
+    @staticmethod
+    def _check_settings_room(subject: str | None, known: Mapping[str | None, object]) -> None:
+        if subject not in known and len(known) >= SETTINGS_MAX:
+            raise refusals.not_permitted(f"{SETTINGS_MAX} subjects have settings of their own")
 
     def plan_settings_deletion(self, subject: str | None) -> tuple[list[KeyValue], SubjectSettings]:
         """Plan that a subject, or all, have no settings of their own. Return the records and the settings before.
@@ -529,6 +592,7 @@ class SchemaRegistryState:
             before = self._modes.get(subject, self._modes.get(None, Mode.READWRITE))
             if exists and before is not Mode.IMPORT:
                 raise refusals.not_permitted("Cannot import since found existing subjects")
+        self._check_settings_room(subject, self._modes)
         return [(encode_key(SchemaKey(KeyType.MODE, subject)), encode_value({"mode": mode.value}))]
 
     def plan_mode_deletion(self, subject: str | None) -> tuple[list[KeyValue], Mode]:

@@ -75,6 +75,11 @@ class Schema:
     rules: str = ""
 
     @property
+    def characters(self) -> int:
+        """Number of characters of the schema."""
+        return len(self.text) + len(self.metadata) + len(self.rules)
+
+    @property
     def guid(self) -> UUID:
         """The id of the schema in all registries of this kind: a digest of its content."""
         content = json.dumps([self.kind, self.text, self.references, self.metadata, self.rules])

@@ -202,9 +202,32 @@ def test_references_are_resolved_each_after_its_own_and_loops_are_refused() -> N
     assert found == [("other", "1"), ("b", "2"), ("c", "1"), ("again", "2")]
     loop = Schema("AVRO", "3", (SchemaReference("self", "l", 1),))
     registry.append(registry.state.plan_mode("l", Mode.IMPORT))
-    registry.append(registry.state.plan_registration("l", loop)[0])
+    registry.append(registry.state.plan_registration("l", Schema("AVRO", "4"))[0])
+    registry.append(registry.state.plan_registration("l", loop, version=1)[0])
     with pytest.raises(SchemaRegistryRefusal, match="circle"):
         registry.state.resolved_references(loop.references)
+
+
+def test_a_reference_that_was_removed_during_a_check_is_refused() -> None:
+    registry = Registry()
+    registry.register("a", "1")
+    schema = Schema("AVRO", "2", (SchemaReference("a", "a", 1),))
+    for permanent in (False, True):
+        registry.delete("a", None, permanent=permanent)
+    with pytest.raises(SchemaRegistryRefusal, match="no schema for the reference"):
+        registry.state.plan_registration("b", schema)
+
+
+def test_a_content_that_was_imported_twice_is_found_until_its_last_id_is_removed() -> None:
+    registry = Registry()
+    registry.append(registry.state.plan_mode(None, Mode.IMPORT))
+    schema = Schema("AVRO", "1")
+    for subject, schema_id in (("a", 50), ("b", 60)):
+        registry.append(registry.state.plan_registration(subject, schema, schema_id=schema_id)[0])
+    for permanent in (False, True):
+        registry.delete("a", None, permanent=permanent)
+    assert registry.state.id_of(schema) == registry.state.id_of_guid(schema.guid) == 60
+    assert contents(replay(registry.log)) == contents(registry.state)
 
 
 def test_the_next_registry_of_an_import_continues_after_its_ids() -> None:
