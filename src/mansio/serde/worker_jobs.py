@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 EXTRA: Final = "registry"
 PARSED_MAX: Final = 256
 """Number of parsed schemas that the process keeps."""
+KEPT_CHARACTERS_MAX: Final = 32 << 10
+"""Length of a schema up to which it is kept: a parsed one may take a hundred times as much memory."""
 CODECS_MAX: Final = 64
 
 _MODULES: Final = {
@@ -41,14 +43,19 @@ def run_job(job: bytes) -> bytes:
     """Do a job. Errors are part of the answer."""
     task = json.loads(job)
     try:
-        answer = _JOBS[task["job"]](task)
+        try:
+            answer = _JOBS[task["job"]](task)
+        except MemoryError:  # others may have left no room
+            _parse_once.cache_clear()
+            _codec_of.cache_clear()
+            answer = _JOBS[task["job"]](task)
     except (InvalidSchema, RecursionError, MemoryError) as error:
         answer = {"refused": _line(error)}
     except MansioError as error:
         answer = {"unavailable": error.message}
     except Exception as error:  # noqa: BLE001 - a schema of a client must not end the process, whatever a library does
         answer = {"refused": f"it cannot be processed: {type(error).__name__}: {_line(error)}"}
-    return json.dumps(answer).encode()
+    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _line(error: BaseException) -> str:
@@ -61,7 +68,7 @@ def _line(error: BaseException) -> str:
 
 def _parse(task: dict[str, Any]) -> dict[str, Any]:
     parsed = _parsed_schema(task["kind"], task["schema"], normalize=task["normalize"])
-    return {"text": parsed.text, "identity": parsed.identity}
+    return {"text": parsed.text, "identity": parsed.identity, "names": list(parsed.record_names)}
 
 
 def _identities(task: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +148,7 @@ def _codec_of(kind: str, text: str, references: tuple[ReferencedSchema, ...]) ->
 
 
 _JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "nothing": lambda _: {},
     "parse": _parse,
     "identities": _identities,
     "check": _check,
@@ -151,7 +159,10 @@ _JOBS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
 
 
 def _parsed_schema(kind: str, schema: dict[str, Any], *, normalize: bool = False) -> ParsedSchema:
-    return _parse_once(kind, schema["text"], _references(schema), normalize)
+    references = _references(schema)
+    characters = len(schema["text"]) + sum(len(each.text) for each in references)
+    parse = _parse_once if characters <= KEPT_CHARACTERS_MAX else _parse_once.__wrapped__
+    return parse(kind, schema["text"], references, normalize)
 
 
 def _references(schema: dict[str, Any]) -> tuple[ReferencedSchema, ...]:

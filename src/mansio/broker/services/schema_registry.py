@@ -10,13 +10,14 @@ Invariant: a refusal for missing rights is the same whether the subject exists o
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from mansio.broker.coordinator.registry.schema_checks import SchemaText
 from mansio.broker.coordinator.registry.schema_uses import CONTAINS, decode_use
-from mansio.errors import InvalidRequest
+from mansio.errors import InvalidRequest, SchemaRegistryRefusal
 from mansio.serde.frames import schema_key_bytes
 from mansio.state.authorization.acls import Operation, ResourceType
 from mansio.state.registry import refusals
@@ -41,6 +42,15 @@ SUBJECT_CHARACTERS_MAX: Final = 1_000
 LIST_MAX: Final = 1_000
 """Schemas of one answer with whole schemas, if the request does not ask for fewer."""
 LIST_CHARACTERS_MAX: Final = 8 << 20
+CONTEXT: Final = ":."
+DEFAULT_CONTEXT: Final = ":.:"
+ALL_CONTEXTS: Final = ":*:"
+"""What the names of subjects begin with that are in a context."""
+
+UNSUPPORTED: Final = 42205
+_UNSUPPORTED_SETTINGS: Final = frozenset(
+    {"compatibilityGroup", "defaultMetadata", "defaultRuleSet", "overrideMetadata", "overrideRuleSet"}
+)
 SERIALIZED: Final = "serialized"
 """Format of a schema of Protobuf: a `FileDescriptorProto` in base64."""
 
@@ -112,58 +122,77 @@ class SchemaRegistryService:
         else:
             self._authorization.check(caller, operation, ResourceType.SUBJECT, subject)
 
+    async def _allowed_place(self, caller: Caller, operation: Operation, subject: str | None) -> str:
+        """Return the subject that a request is about: the one of which the named one is an alias. Raises
+        `ClusterAuthorizationFailed` unless the caller has the right for both."""
+        subject = _required(subject)
+        self._check_right(caller, operation, subject)
+        place = (await self._coordinator.read()).subject_of_alias(subject)
+        if place != subject:
+            self._check_right(caller, operation, place)
+        return place
+
+    async def _check_references(self, caller: Caller, schema: Schema) -> None:
+        """Raise `ClusterAuthorizationFailed` unless the caller may read all subjects that a schema refers to, directly
+        or not; those that it names itself also if they do not exist."""
+        if schema.references and self._authorization.is_enforced_for(caller):
+            state = await self._coordinator.read()
+            for each in sorted(state.referenced_subjects(schema.references)):
+                self._check_right(caller, Operation.READ, each)
+
     def _readable(self, caller: Caller, subjects: Iterable[str]) -> list[str]:
         return self._authorization.allowed_names(caller, Operation.READ, ResourceType.SUBJECT, subjects)
 
     def _check_readable_schema(self, state: SchemaRegistryState, schema_id: int, caller: Caller) -> None:
         """Raise the refusal 40403 unless the caller may read a subject of the schema."""
-        subjects = {each.subject for each in state.uses(schema_id, deleted=True)}
-        if not self._readable(caller, subjects):
-            raise refusals.schema_not_found(str(schema_id))
+        if not self._authorization.is_enforced_for(caller):
+            return
+        allows = self._authorization.allows
+        for subject in state.subjects_of(schema_id):
+            if allows(caller, Operation.READ, ResourceType.SUBJECT, subject):
+                return
+        raise refusals.schema_not_found(str(schema_id))
 
     # ------------------------------------------------------------------ reads
 
     async def _subjects(self, _: str | None, arguments: Arguments, caller: Caller) -> list[str]:
         state = await self._coordinator.read()
         found = state.subjects(
-            str(arguments.get("prefix") or ""),
+            _prefix(arguments),
             deleted=bool(arguments.get("deleted")),
             deleted_only=bool(arguments.get("deletedOnly")),
         )
         return _page(self._readable(caller, found), arguments)
 
     async def _versions(self, subject: str | None, arguments: Arguments, caller: Caller) -> list[int]:
-        subject = _required(subject)
-        self._check_right(caller, Operation.READ, subject)
+        subject = await self._allowed_place(caller, Operation.READ, subject)
         state = await self._coordinator.read()
         found = state.require_versions(
-            state.subject_of_alias(subject),
+            subject,
             deleted=bool(arguments.get("deleted")),
             deleted_only=bool(arguments.get("deletedOnly")),
         )
         return _page([each.version for each in found], arguments)
 
     async def _version(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
-        subject = _required(subject)
-        self._check_right(caller, Operation.READ, subject)
+        subject = await self._allowed_place(caller, Operation.READ, subject)
         state = await self._coordinator.read()
         one = state.version(
-            state.subject_of_alias(subject),
+            subject,
             version_number(arguments.get("version")),
             deleted=bool(arguments.get("deleted")),
         )
         return await self._formatted(_version_fields(one, state.schema(one.schema_id)), arguments)
 
     async def _referenced_by(self, subject: str | None, arguments: Arguments, caller: Caller) -> list[int]:
-        subject = _required(subject)
-        self._check_right(caller, Operation.READ, subject)
+        subject = await self._allowed_place(caller, Operation.READ, subject)
         state = await self._coordinator.read()
         one = state.version(subject, version_number(arguments.get("version")), deleted=True)
         return state.referring(subject, one.version)
 
     async def _schemas(self, _: str | None, arguments: Arguments, caller: Caller) -> list[Arguments]:
         state = await self._coordinator.read()
-        prefix = str(arguments.get("prefix") or "")
+        prefix = _prefix(arguments)
         readable = set(self._readable(caller, state.subjects(prefix, deleted=True)))
         every = state.all_versions(
             prefix, deleted=bool(arguments.get("deleted")), latest_only=bool(arguments.get("latestOnly"))
@@ -209,23 +238,25 @@ class SchemaRegistryService:
         ]
 
     async def _look_up(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
-        subject = _required(subject)
-        self._check_right(caller, Operation.READ, subject)
+        subject = await self._allowed_place(caller, Operation.READ, subject)
+        wanted = _schema(arguments)
+        await self._check_references(caller, wanted)
         one, schema = await self._coordinator.look_up(
             subject,
-            _schema(arguments),
+            wanted,
             normalize=bool(arguments.get("normalize")),
             deleted=bool(arguments.get("deleted")),
         )
         return await self._formatted(_version_fields(one, schema), arguments)
 
     async def _check(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
-        subject = _required(subject)
-        self._check_right(caller, Operation.READ, subject)
+        subject = await self._allowed_place(caller, Operation.READ, subject)
+        wanted = _schema(arguments)
+        await self._check_references(caller, wanted)
         version = arguments.get("version")
         found = await self._coordinator.check(
             subject,
-            _schema(arguments),
+            wanted,
             None if version is None else version_number(version),
             normalize=bool(arguments.get("normalize")),
         )
@@ -254,11 +285,14 @@ class SchemaRegistryService:
             state.schema(schema_id)
             self._check_readable_schema(state, schema_id, caller)
         else:
-            self._check_right(caller, Operation.READ, subject)
+            subject = await self._allowed_place(caller, Operation.READ, subject)
             state = await self._coordinator.read()
-            latest = state.version(state.subject_of_alias(subject), LATEST)
+            latest = state.version(subject, LATEST)
             version, schema_id = latest.version, latest.schema_id
         schema = state.schema(schema_id)
+        if self._authorization.is_enforced_for(caller):
+            for each in sorted(state.referenced_subjects(schema.references)):
+                self._check_right(caller, Operation.READ, each)
         text = SchemaText(schema.kind, schema.text, state.resolved_references(schema.references))
         if arguments.get("serialized") and schema.kind == "PROTOBUF":
             text = await self._checks.serialized(text)
@@ -286,20 +320,30 @@ class SchemaRegistryService:
     # ------------------------------------------------------------------ changes
 
     async def _register(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
-        subject = _required(subject)
-        self._check_right(caller, Operation.WRITE, subject)
-        one, schema = await self._coordinator.register(
-            subject,
-            _schema(arguments),
-            normalize=bool(arguments.get("normalize")),
-            schema_id=max(_number(arguments, "id", 0), 0),
-            version=max(_number(arguments, "version", 0), 0),
-        )
+        subject = await self._allowed_place(caller, Operation.WRITE, subject)
+        wanted = _schema(arguments)
+        await self._check_references(caller, wanted)
+        try:
+            one, schema = await self._coordinator.register(
+                subject,
+                wanted,
+                normalize=bool(arguments.get("normalize")),
+                schema_id=max(_number(arguments, "id", 0), 0),
+                version=max(_number(arguments, "version", 0), 0),
+            )
+        except SchemaRegistryRefusal as error:
+            if error.code == refusals.INCOMPATIBLE_SCHEMA and not self._authorization.allows(
+                caller, Operation.READ, ResourceType.SUBJECT, subject
+            ):  # the reasons would tell what is in the earlier schemas
+                raise refusals.refusal(
+                    error.code,
+                    f"the schema is not compatible with subject '{subject}', which you may not READ",
+                ) from None
+            raise
         return await self._formatted(_version_fields(one, schema), arguments)
 
     async def _delete(self, subject: str | None, arguments: Arguments, caller: Caller) -> list[int]:
-        subject = _required(subject)
-        self._check_right(caller, Operation.DELETE, subject)
+        subject = await self._allowed_place(caller, Operation.DELETE, subject)
         version = arguments.get("version")
         number = None if version is None else version_number(version)
         permanent = bool(arguments.get("permanent"))
@@ -309,6 +353,10 @@ class SchemaRegistryService:
 
     async def _set_settings(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
         self._check_right(caller, Operation.ALTER_CONFIGS, subject)
+        if (alias := arguments.get("alias")) is not None:
+            self._check_right(caller, Operation.READ, _required(_checked(str(alias))))
+        if others := _UNSUPPORTED_SETTINGS & {name for name, value in arguments.items() if value is not None}:
+            raise refusals.refusal(UNSUPPORTED, f"{min(others)} is not supported")
         changed = SubjectSettings(
             _compatibility(arguments.get("compatibility")),
             None if arguments.get("normalize") is None else bool(arguments["normalize"]),
@@ -325,6 +373,8 @@ class SchemaRegistryService:
     async def _set_mode(self, subject: str | None, arguments: Arguments, caller: Caller) -> Arguments:
         self._check_right(caller, Operation.ALTER_CONFIGS, subject)
         mode = _mode(arguments.get("mode"))
+        if mode is Mode.IMPORT:  # it chooses ids, which all subjects share
+            self._authorization.check_cluster(caller, Operation.ALTER_CONFIGS)
         force = bool(arguments.get("force"))
         await self._coordinator.change(lambda state: (state.plan_mode(subject, mode, force=force), None))
         return {"mode": mode.value}
@@ -342,12 +392,24 @@ class SchemaRegistryService:
 
 
 def _checked(subject: str | None) -> str | None:
+    """Return the name of a subject, without the name of the default context. Raises the refusal 42208."""
+    if subject is not None:
+        subject = subject.removeprefix(DEFAULT_CONTEXT)
+        if subject.startswith(CONTEXT):
+            raise refusals.refusal(
+                refusals.INVALID_SUBJECT, "contexts other than the default one are not supported"
+            )
     if subject is not None and (not 1 <= len(subject) <= SUBJECT_CHARACTERS_MAX or not subject.isprintable()):
         raise refusals.refusal(
             refusals.INVALID_SUBJECT,
             f"a subject has 1 to {SUBJECT_CHARACTERS_MAX} printable characters",
         )
     return subject
+
+
+def _prefix(arguments: Arguments) -> str:
+    """Return the beginning of the names that a list has. Clients ask for those of all contexts, too."""
+    return str(arguments.get("prefix") or "").removeprefix(ALL_CONTEXTS).removeprefix(DEFAULT_CONTEXT)
 
 
 def _required(subject: str | None) -> str:
@@ -366,6 +428,14 @@ def _schema(arguments: Arguments) -> Schema:
         ) from None
     if schema.kind not in SCHEMA_TYPES:
         raise refusals.invalid_schema(f"there is no schema type {schema.kind[:40]!r}")
+    contracts = [arguments.get(name) for name in ("metadata", "ruleSet")]
+    try:
+        json.dumps(contracts, allow_nan=False, ensure_ascii=False).encode()
+        schema.text.encode()
+    except (ValueError, RecursionError):
+        raise refusals.invalid_schema("it has a number that is not finite, or a lone surrogate") from None
+    if not all(isinstance(each, dict | None) for each in contracts):
+        raise refusals.invalid_schema("metadata and ruleSet are JSON objects")
     return schema
 
 

@@ -185,7 +185,11 @@ class SchemaAdmin:
         """Set the level of a subject, or (None) the general one. `level`: None for the general one, or for BACKWARD. It
         needs ALTER_CONFIGS for the subject, or for the cluster."""
         if level is None:
-            await self.request("delete-settings", subject, {}, changes=True)
+            try:
+                await self.request("delete-settings", subject, {}, changes=True)
+            except SchemaRegistryRefusal as error:
+                if error.code not in NOT_FOUND:  # it has no settings of its own
+                    raise
         else:
             await self.request("set-settings", subject, {"compatibility": level}, changes=True)
 

@@ -89,6 +89,10 @@ class Schema:
         """Return the schema with another text."""
         return replace(self, text=text)
 
+    def with_contract_of(self, other: Schema) -> Schema:
+        """Return the schema with the metadata and the rules of another one where it has none."""
+        return replace(self, metadata=self.metadata or other.metadata, rules=self.rules or other.rules)
+
     def fields(self) -> dict[str, Any]:
         """Return the members of the schema in records and in answers. The format AVRO is not written."""
         found: dict[str, Any] = {}

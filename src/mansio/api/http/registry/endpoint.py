@@ -83,11 +83,11 @@ class Endpoint:
         except MansioError as error:
             return error_response(error)
         except HTTPException as error:
-            return _error(error.status_code, error.status_code, error.detail)
+            return error_answer(error.status_code, error.status_code, error.detail)
         except ClientDisconnect:
             return Response(status_code=499)  # its client is gone
         except TimeoutError:
-            return _error(500, STORE_TIMEOUT, "no answer in time")
+            return error_answer(500, STORE_TIMEOUT, "no answer in time")
         answer = result if self.shape is None else self.shape(result)
         return Response(answer if isinstance(answer, bytes) else to_json(answer), media_type=MEDIA_TYPE)
 
@@ -114,22 +114,23 @@ class Endpoint:
 def error_response(error: MansioError) -> Response:
     """Return the response for an error: `error_code` of the REST API, and `message`."""
     if isinstance(error, SchemaRegistryRefusal):
-        return _error(_status(error.code), error.code, error.message)
+        return error_answer(_status(error.code), error.code, error.message)
     if isinstance(error, AuthorizationFailed):
-        return _error(403, FORBIDDEN, error.message)
+        return error_answer(403, FORBIDDEN, error.message)
     if error.retriable:
-        return _error(503, NO_LEADER, error.message)
+        return error_answer(503, NO_LEADER, error.message)
     if error.http_status >= 500:
-        return _error(500, STORE_ERROR, error.message)
+        return error_answer(500, STORE_ERROR, error.message)
     status = UNPROCESSABLE if error.http_status == HTTPStatus.BAD_REQUEST else error.http_status
-    return _error(status, status, error.message)
+    return error_answer(status, status, error.message)
 
 
 def _status(code: int) -> int:
     return code if code < 1_000 else code // 100
 
 
-def _error(status: int, code: int, message: str) -> Response:
+def error_answer(status: int, code: int, message: str) -> Response:
+    """Return the response for an error with its code in the REST API."""
     headers = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else None
     body = to_json({"error_code": code, "message": message})
     return Response(body, status, headers, media_type=MEDIA_TYPE)

@@ -1,7 +1,7 @@
 """Routes of the schema registry's REST API.
 
-Left out of Confluent's API: contexts other than the default one, exporters, and the encryption of data contracts; a
-client that does not ask for them does not notice.
+Left out of Confluent's API: contexts other than the default one, exporters, the search of versions by metadata, and the
+encryption of data contracts; a client that does not ask for them does not notice.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from mansio.api.asgi.request_label import request_label
 from mansio.api.http.path_route import PathRoute
-from mansio.api.http.registry.endpoint import MEDIA_TYPE, Endpoint, error_response
+from mansio.api.http.registry.endpoint import MEDIA_TYPE, Endpoint, error_answer, error_response
 from mansio.errors import MansioError
 from mansio.state.registry.schema import SCHEMA_TYPES
 from mansio.tracebacks import copied
@@ -144,6 +145,11 @@ def root_app(context: ApiContext) -> Starlette:
             raise copied(error)
         return error_response(error)
 
-    app = Starlette(routes=routes(context, ""), exception_handlers={MansioError: on_error})
+    async def on_http_exception(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return error_answer(error.status_code, error.status_code, error.detail)
+
+    handlers = {MansioError: on_error, HTTPException: on_http_exception}
+    app = Starlette(routes=routes(context, ""), exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app

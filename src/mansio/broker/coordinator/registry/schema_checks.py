@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
     from mansio.ports import FileWorker
 
-JOB_MS_MAX: Final = 10_000
+JOB_MS_MAX: Final = 15_000
 WAITING_MAX: Final = 64
 TEXT_CHARACTERS_MAX: Final = 1 << 20
 REFERRED_CHARACTERS_MAX: Final = 2 << 20
+HARMLESS_JOB: Final = b'{"job":"nothing"}'
+
+JOB_BYTES_MAX: Final = 24 << 20
+"""Bytes of a job; each character may take six of them."""
+
 JOB_CHARACTERS_MAX: Final = 2 << 20
 """Characters of earlier versions in one job, one version at least."""
 
@@ -46,16 +51,17 @@ class SchemaText(NamedTuple):
 
 
 class ParsedText(NamedTuple):
-    """The text of a schema as it is stored, and its identity."""
+    """The text of a schema as it is stored, its identity, and the names of the records that it describes."""
 
     text: str
     identity: str
+    names: Sequence[str] = ()
 
 
 class SchemaChecks:
     """The checks of one broker. All methods run on its event loop. They raise the refusal 42201 for a schema that is
-    not valid, too large, or ends the worker; `ThrottlingQuotaExceeded` if too many wait, `Unavailable` without the
-    extra, and while the broker stops."""
+    not valid, too large, or ends the worker, and 50001 without the extra; `ThrottlingQuotaExceeded` if too many wait,
+    `Unavailable` if there is no worker, and while the broker stops."""
 
     def __init__(self, worker: FileWorker | None) -> None:
         """`worker`: None to do the jobs in this process."""
@@ -74,7 +80,7 @@ class SchemaChecks:
         answer = await self._run(
             {"job": "parse", "kind": schema.kind, "schema": schema.fields(), "normalize": normalize}
         )
-        return ParsedText(answer["text"], answer["identity"])
+        return ParsedText(answer["text"], answer["identity"], answer["names"])
 
     async def identities(
         self, kind: str, schemas: Sequence[SchemaText], *, normalize: bool
@@ -130,25 +136,36 @@ class SchemaChecks:
         return [b64decode(each) for each in answer["encoded"]]
 
     async def _run(self, task: dict[str, Any]) -> dict[str, Any]:
-        job = json.dumps(task).encode()
+        job = json.dumps(task, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if self._worker is None:
             return _checked(json.loads(run_job(job)))
+        if len(job) > JOB_BYTES_MAX:
+            raise refusals.invalid_schema(f"it is too large to be checked with others: {len(job)} bytes")
         if self._waiting >= WAITING_MAX:
             raise ThrottlingQuotaExceeded(
                 f"{self._waiting} checks of schemas wait for this broker; try again"
             )
         self._waiting += 1
         try:
-            answer = await self._worker.run(lambda: FileJob(job, ()), timeout_ms=JOB_MS_MAX)
+            return _checked(json.loads(await self._answer(job)))
         except RequestTimedOut as error:
             raise refusals.invalid_schema(f"it takes more than {JOB_MS_MAX // 1000} s to check it") from error
-        except Unavailable as error:
-            if self._is_closed:
-                raise
-            raise refusals.invalid_schema(f"it cannot be processed: {error.message}") from error
         finally:
             self._waiting -= 1
-        return _checked(json.loads(answer))
+
+    async def _answer(self, job: bytes) -> bytes:
+        """Return the answer of the worker. A job that ends two workers, while another job does not, is refused; if that
+        fails, too, the worker is at fault."""
+        assert self._worker is not None
+        for _ in range(2):
+            try:
+                return await self._worker.run(lambda: FileJob(job, ()), timeout_ms=JOB_MS_MAX)
+            except Unavailable as error:
+                if self._is_closed:
+                    raise
+                reason = error.message
+        await self._worker.run(lambda: FileJob(HARMLESS_JOB, ()), timeout_ms=JOB_MS_MAX)
+        raise refusals.invalid_schema(f"it cannot be processed: {reason}")
 
 
 def malformed_record(what: str, position: int, reason: str) -> InvalidRecord:
@@ -162,7 +179,7 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     if "refused" in answer:
         raise refusals.invalid_schema(answer["refused"])
     if "unavailable" in answer:
-        raise Unavailable(answer["unavailable"])
+        raise refusals.refusal(refusals.STORE_ERROR, answer["unavailable"])
     return answer
 
 

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import coordinator_errors
 from mansio.broker.coordinator.registry.schema_checks import SchemaText
@@ -46,8 +46,19 @@ PARTITION: Final = 0
 ATTEMPTS_MAX: Final = 20
 """Number of checks of one new schema, each after a change of the subject by another request."""
 
+NAMES_KEPT_MAX: Final = 10_000
+"""Number of schemas whose record names are kept."""
+
 COMMIT_WAITS_MAX: Final = 100
 """Number of changes by others for which a read waits."""
+
+
+class _Prepared(NamedTuple):
+    """A schema as it is stored, and what the worker has found about it."""
+
+    schema: Schema
+    parsed: ParsedText
+    normalize: bool
 
 
 class SchemaCoordinator:
@@ -76,6 +87,8 @@ class SchemaCoordinator:
         self._checks = checks
         self._state = SchemaRegistryState()
         self._closed = False
+        self._names: dict[int, Sequence[str]] = {}
+        """Names of the records that schemas describe, by id."""
         self.topic = CoordinatorRuntime(
             SCHEMAS_TOPIC,
             view=self,
@@ -129,6 +142,7 @@ class SchemaCoordinator:
 
     def unload(self, _index: int) -> None:
         self._state.clear()
+        self._names.clear()
 
     # ------------------------------------------------------------------ requests
 
@@ -172,10 +186,9 @@ class SchemaCoordinator:
             state = await self.read()
             state.check_writable(subject)
             revision, is_import = state.revision_of(subject), state.is_importing(subject)
-            normalize = normalize or state.normalizes(subject)
-            parsed = await self._checks.parse(self._text(state, schema), normalize=normalize)
-            stored = schema.with_text(parsed.text)
-            found = await self._find(await self.read(), subject, stored, parsed, normalize=normalize)
+            prepared = await self._prepared(state, subject, schema, normalize=normalize)
+            stored = prepared.schema
+            found = await self._find(await self.read(), subject, prepared)
             if found is not None and (version in (0, found.version)) and schema_id in (0, found.schema_id):
                 return found, (await self.read()).schema(found.schema_id)
             if not is_import:
@@ -190,6 +203,7 @@ class SchemaCoordinator:
 
             registered = await self.change(plan)
             if registered is not None:
+                self._keep_names(registered.schema_id, prepared.parsed.names)
                 return registered, stored
         raise Unavailable(f"subject {subject!r} changes too often; try again")
 
@@ -200,12 +214,8 @@ class SchemaCoordinator:
         42201."""
         state = await self.read()
         state.require_versions(subject, deleted=deleted)
-        normalize = normalize or state.normalizes(subject)
-        parsed = await self._checks.parse(self._text(state, schema), normalize=normalize)
-        stored = schema.with_text(parsed.text)
-        found = await self._find(
-            await self.read(), subject, stored, parsed, normalize=normalize, deleted=deleted
-        )
+        prepared = await self._prepared(state, subject, schema, normalize=normalize)
+        found = await self._find(await self.read(), subject, prepared, deleted=deleted)
         if found is None:
             raise refusals.schema_not_found()
         return found, (await self.read()).schema(found.schema_id)
@@ -216,11 +226,20 @@ class SchemaCoordinator:
         state = await self.read()
         if version is not None:
             state.version(subject, version)
+        prepared = await self._prepared(state, subject, schema, normalize=normalize)
+        return await self._incompatibilities(await self.read(), subject, prepared.schema, version)
+
+    async def _prepared(
+        self, state: SchemaRegistryState, subject: str, schema: Schema, *, normalize: bool
+    ) -> _Prepared:
+        """Parse a schema for a subject. What it leaves out of a data contract is that of the latest version, so that
+        serializers, which have only the text, keep it."""
+        latest = state.versions(subject)[-1:]
+        if latest:
+            schema = schema.with_contract_of(state.schema(latest[0].schema_id))
         normalize = normalize or state.normalizes(subject)
         parsed = await self._checks.parse(self._text(state, schema), normalize=normalize)
-        return await self._incompatibilities(
-            await self.read(), subject, schema.with_text(parsed.text), version
-        )
+        return _Prepared(schema.with_text(parsed.text), parsed, normalize)
 
     async def contains(self, uses: Sequence[SchemaUse]) -> list[bool]:
         """Return for each use of a schema whether its subject has the schema, deleted versions included: records that
@@ -236,42 +255,44 @@ class SchemaCoordinator:
         for number, use, subjects in by_record:
             schema_id = use.schema if isinstance(use.schema, int) else state.id_of_guid(use.schema)
             schema = state.schema(schema_id)
-            names = await self._checks.record_names(self._text(state, schema))
+            names = self._names.get(schema_id)
+            if names is None:
+                names = await self._checks.record_names(self._text(state, schema))
+                self._keep_names(schema_id, names)
             found[number] = any(use.record_prefix + name in subjects for name in names)
         return found
+
+    def _keep_names(self, schema_id: int, names: Sequence[str]) -> None:
+        """Keep the names of the records that a schema describes, so that publishing does not wait for the worker."""
+        self._names[schema_id] = names
+        while len(self._names) > NAMES_KEPT_MAX:
+            del self._names[next(iter(self._names))]
 
     async def serialized(self, schema: Schema) -> str:
         """Return a schema of Protobuf as a `FileDescriptorProto` in base64."""
         return (await self._checks.serialized(self._text(await self.read(), schema))).text
 
     async def _find(
-        self,
-        state: SchemaRegistryState,
-        subject: str,
-        stored: Schema,
-        parsed: ParsedText,
-        *,
-        normalize: bool,
-        deleted: bool = False,
+        self, state: SchemaRegistryState, subject: str, prepared: _Prepared, *, deleted: bool = False
     ) -> SubjectVersion | None:
         """Return the latest version of the subject with an equal schema: with the same text, or the same identity."""
+        stored = prepared.schema
         found = state.find(subject, stored, deleted=deleted)
         if found is not None:
             return found
-        versions = state.versions(subject, deleted=deleted)
         candidates = [
             (each, schema)
-            for each in versions
+            for each in state.versions(subject, deleted=deleted)
             if (schema := state.schema(each.schema_id)).with_text("") == stored.with_text("")
         ]
         if not candidates:
             return None
         texts = [self._text(state, schema) for _, schema in candidates]
-        identities = await self._checks.identities(stored.kind, texts, normalize=normalize)
+        identities = await self._checks.identities(stored.kind, texts, normalize=prepared.normalize)
         equal = [
             each
             for (each, _), identity in zip(candidates, identities, strict=True)
-            if identity == parsed.identity
+            if identity == prepared.parsed.identity
         ]
         return equal[-1] if equal else None
 

@@ -1,8 +1,8 @@
 """Uses of schemas that publishing asks for: whether a subject has the schema that a record names (`SchemaIds`).
 
 Invariants:
-* What a subject has is kept, as far as `KEPT_MAX` allows. What it does not have is asked again after `ABSENT_S`,
-  because it may be registered meanwhile.
+* What a subject has is kept, as far as `KEPT_MAX` allows. That it does not have a schema is answered once after it was
+  asked, because the schema may be registered meanwhile.
 * The answer is that of the broker that leads the topic of the registry, so a schema is known as soon as its
   registration is answered.
 """
@@ -54,6 +54,7 @@ class SchemaUses:
             return None
         if absent_until_s == 0:
             return True
+        del self._kept[use]
         return False if self._clock.monotonic() < absent_until_s else None
 
     async def resolve(self, uses: Collection[SchemaUse]) -> None:
@@ -86,7 +87,10 @@ class SchemaUses:
 def decode_use(found: dict[str, Any]) -> SchemaUse:
     """Return the use of a JSON object. Raises `KeyError`, `TypeError`, `ValueError`, `AttributeError`."""
     schema = UUID(found["guid"]) if "guid" in found else int(found["id"])
-    return SchemaUse(schema, found["subject"], found["prefix"])
+    subject, prefix = found["subject"], found["prefix"]
+    if not isinstance(subject, str | None) or not isinstance(prefix, str):
+        raise TypeError("names are strings")
+    return SchemaUse(schema, subject, prefix)
 
 
 def encode_use(use: SchemaUse) -> dict[str, Any]:
