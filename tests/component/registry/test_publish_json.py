@@ -12,9 +12,11 @@ import pytest
 
 import mansio
 from mansio.api.grpc import mansio_pb2 as pb
+from mansio.errors import InvalidRecord
 from mansio.serde import Serde
 from mansio.testing import TestBroker
 from support.machine import scaled
+from support.schema_ids import framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +124,20 @@ def test_json_is_encoded_over_grpc(broker: TestBroker) -> None:
             publish(invalid, timeout=scaled(30))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert read(broker, "over-grpc", 3) == values
+
+
+def test_a_schema_is_accepted_from_the_answer_to_its_registration_on(broker: TestBroker) -> None:
+    client = broker.client()
+    schema_id = client.admin.schemas.version("avro-value").schema_id
+    for number in range(3):
+        topic = f"late-{number}"
+        config = {"mansio.value.schema.validation": "true"}
+        client.admin.create_topic(topic, partitions=1, config=config)
+        for _ in range(2):
+            with pytest.raises(InvalidRecord, match=f"not in the subject {topic}-value"):
+                client.publish_many(topic, [framed(schema_id, b"a"), framed(schema_id, b"b")])
+        assert client.admin.schemas.register(f"{topic}-value", AVRO).schema_id == schema_id
+        client.publish_many(topic, [framed(schema_id, b"a"), framed(schema_id, b"b")])
 
 
 def test_a_schema_that_is_not_there_or_not_json_is_refused(broker: TestBroker) -> None:

@@ -278,3 +278,30 @@ def test_a_topic_of_another_registry_is_neither_read_nor_written() -> None:
         assert api.ask("GET", "/subjects") == (500, 50001)
         assert api.register("x", FIRST) == (500, 50001)
         client.publish("_schemas", b"{}", key=b"{}")
+
+
+def test_a_schema_without_contract_has_the_contract_of_the_version_before(api: Api) -> None:
+    contract = {"properties": {"owner": "shop"}}
+    first = api.ask("POST", "/subjects/contract/versions", {"schema": FIRST, "metadata": contract})
+    assert api.register("contract", FIRST) == first["id"]
+    api.register("contract", SECOND)
+    assert api.ask("GET", "/subjects/contract/versions/latest")["metadata"] == contract
+
+
+def test_a_subject_may_name_the_default_context_and_no_other(api: Api) -> None:
+    schema_id = api.register("context", FIRST)
+    assert api.register(":.:context", FIRST) == schema_id
+    assert api.ask("GET", "/subjects/:.:context/versions/1")["subject"] == "context"
+    assert "context" in api.ask("GET", "/subjects?subjectPrefix=:*:cont")
+    assert api.ask("GET", "/subjects/:.other:context/versions") == (422, 42208)
+
+
+@pytest.mark.parametrize("number", ["\u0661", "1_0", "%20 1", "0", "1.0"])
+def test_a_version_is_a_decimal_number(api: Api, number: str) -> None:
+    assert api.ask("GET", f"/subjects/context/versions/{number}") == (422, 42202)
+
+
+def test_a_setting_that_would_not_be_applied_is_refused(api: Api) -> None:
+    setting = {"compatibility": "FULL", "compatibilityGroup": "application.version"}
+    assert api.ask("PUT", "/config/group", setting) == (422, 42205)
+    assert api.ask("GET", "/config/group") == (404, 40408)

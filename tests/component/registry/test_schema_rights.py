@@ -39,7 +39,7 @@ def broker() -> Iterator[TestBroker]:
         authorizer="acl",
         super_users="User:admin",
     ) as running:
-        for name in ("admin", "ann", "bob"):
+        for name in ("admin", "ann", "bob", "cat", "dan", "eve", "fay"):
             set_password(running, name, PASSWORD)
         yield running
 
@@ -131,3 +131,64 @@ def test_each_right_allows_what_it_names_and_no_more(broker: TestBroker) -> None
     assert ask(broker, "bob", "DELETE", "/subjects/bob-value")[0] == 403
     allow(broker, "bob", Operation.DELETE, "bob-value")
     assert ask(broker, "bob", "DELETE", "/subjects/bob-value") == (200, [1])
+
+
+def test_an_alias_shows_and_changes_nothing_of_the_subject_behind_it(broker: TestBroker) -> None:
+    assert ask(broker, "admin", "POST", "/subjects/behind/versions", SCHEMA)[0] == 200
+    for operation in (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER_CONFIGS):
+        allow(broker, "cat", operation, "front")
+    status, found = ask(broker, "cat", "PUT", "/config/front", {"alias": "behind"})
+    assert (status, found["error_code"]) == (403, 40301)
+    assert ask(broker, "admin", "PUT", "/config/front", {"alias": "behind"})[0] == 200
+    for method, path, body in (
+        ("GET", "/subjects/front/versions", None),
+        ("GET", "/subjects/front/versions/latest", None),
+        ("POST", "/subjects/front", SCHEMA),
+        ("POST", "/subjects/front/versions", SCHEMA),
+        ("DELETE", "/subjects/front", None),
+    ):
+        status, found = ask(broker, "cat", method, path, body)
+        assert (status, found["error_code"]) == (403, 40301), (method, path)
+    allow(broker, "cat", Operation.READ, "behind")
+    assert ask(broker, "cat", "GET", "/subjects/front/versions") == (200, [1])
+
+
+def test_a_reference_shows_nothing_of_a_subject_that_may_not_be_read(broker: TestBroker) -> None:
+    hidden = {"schema": '{"type":"record","name":"Hidden","fields":[{"name":"key","type":"string"}]}'}
+    assert ask(broker, "admin", "POST", "/subjects/hidden/versions", hidden)[0] == 200
+    allow(broker, "dan", Operation.WRITE, "mine")
+    allow(broker, "dan", Operation.READ, "mine")
+    referring = {
+        "schema": '{"type":"record","name":"Mine","fields":[{"name":"hidden","type":"Hidden"}]}',
+        "references": [{"name": "Hidden", "subject": "hidden", "version": 1}],
+    }
+    paths = ("/subjects/mine", "/subjects/mine/versions", "/compatibility/subjects/mine/versions")
+    for path in paths:
+        status, found = ask(broker, "dan", "POST", path, referring)
+        assert (status, found["error_code"]) == (403, 40301), path
+        absent = {**referring, "references": [{"name": "Hidden", "subject": "absent", "version": 1}]}
+        answer = (status, {**found, "message": found["message"].replace("hidden", "absent")})
+        assert ask(broker, "dan", "POST", path, absent) == answer
+    allow(broker, "dan", Operation.READ, "hidden")
+    assert ask(broker, "dan", "POST", "/subjects/mine/versions", referring)[0] == 200
+
+
+def test_who_chooses_ids_has_the_right_for_the_cluster(broker: TestBroker) -> None:
+    allow(broker, "eve", Operation.ALTER_CONFIGS, "imported")
+    assert ask(broker, "eve", "PUT", "/mode/imported", {"mode": "IMPORT"})[0] == 403
+    assert ask(broker, "eve", "PUT", "/mode/imported", {"mode": "READONLY"})[0] == 200
+    assert ask(broker, "admin", "PUT", "/mode/imported", {"mode": "IMPORT"})[0] == 200
+
+
+def test_why_a_schema_is_not_compatible_needs_read_of_the_subject(broker: TestBroker) -> None:
+    earlier = {"schema": '{"type":"record","name":"Told","fields":[{"name":"salary","type":"long"}]}'}
+    later = {"schema": '{"type":"record","name":"Told","fields":[{"name":"salary","type":"string"}]}'}
+    assert ask(broker, "admin", "POST", "/subjects/salaries/versions", earlier)[0] == 200
+    allow(broker, "fay", Operation.WRITE, "salaries")
+    status, found = ask(broker, "fay", "POST", "/subjects/salaries/versions", later)
+    assert status == 409
+    assert "TYPE_MISMATCH" not in found["message"]
+    allow(broker, "fay", Operation.READ, "salaries")
+    status, found = ask(broker, "fay", "POST", "/subjects/salaries/versions", later)
+    assert status == 409
+    assert "TYPE_MISMATCH" in found["message"]

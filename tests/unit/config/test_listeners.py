@@ -197,6 +197,14 @@ def test_advertised_addresses_may_be_the_same_as_behind_one_load_balancer() -> N
             "inter_broker_listener_name: SSL is not PLAINTEXT",
         ),
         (
+            {
+                "http_listener": "127.0.0.1:1",
+                "registry_listener": "0.0.0.0:2",
+                "http_security_protocol": "SASL_PLAINTEXT",
+            },
+            "http_security_protocol: SASL_PLAINTEXT would send passwords unencrypted to 0.0.0.0:2",
+        ),
+        (
             {"etcd_endpoints": "http://a", "listeners": "PLAINTEXT://:9092"},
             "advertised_listeners: an empty host is no address to connect to",
         ),
