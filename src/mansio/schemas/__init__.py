@@ -1,1 +1,1 @@
-"""Schemas of keys and values: Avro, Protobuf and JSON Schema as Arrow types, decoders, and the schema registry."""
+"""Schemas of keys and values: Avro, Protobuf and JSON Schema as Arrow types, and their decoders."""

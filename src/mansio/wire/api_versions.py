@@ -236,7 +236,8 @@ _ROWS: Final = (
         0,
         6,
         "groups.find_coordinator",
-        note="Groups, transactional ids and share partitions. Creates the internal topic, as in Kafka.",
+        note="Groups, transactional ids, share partitions and, with key type 100, the schema registry. Creates the "
+        "internal topic, as in Kafka.",
     ),
     Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
     Api(ApiKey.HEARTBEAT, 0, 4, "groups.heartbeat"),
@@ -800,8 +801,8 @@ _ROWS: Final = (
         0,
         0,
         "schemas.describe_schemas",
-        note="Mansio's own. Subjects, versions and settings of the schema registry, and what is compatible; the leader "
-        "of `_schemas` answers, found by FindCoordinator with key type 100.",
+        note="Mansio's own. Reads subjects, versions and settings of the schema registry, and checks compatibility; "
+        "the leader of `_schemas` answers, found by FindCoordinator with key type 100.",
     ),
     Api(
         ApiKey.ALTER_SCHEMAS,

@@ -50,7 +50,9 @@ ReferenceOption = Annotated[
 NormalizeOption = Annotated[
     bool, typer.Option("--normalize", help="Treat schemas that mean the same as the same schema.")
 ]
-DeletedOption = Annotated[bool, typer.Option("--deleted", help="Also what is deleted and not removed.")]
+DeletedOption = Annotated[
+    bool, typer.Option("--deleted", help="Include subjects and versions that are deleted but not removed.")
+]
 
 
 @app.callback()
@@ -197,7 +199,9 @@ def delete(
     ] = None,
     permanent: Annotated[
         bool,
-        typer.Option("--permanent", help="Remove what is deleted already. Its ids are found no more."),
+        typer.Option(
+            "--permanent", help="Remove versions that are already deleted; their ids are then unknown."
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,

@@ -13,8 +13,8 @@ The checker of Apache's package (`avro.compatibility`) is not used:
   that a chain of a few hundred types ends it with `RecursionError`.
 * It tries each branch of the writer with each branch of the reader, which takes minutes for unions of thousands.
 
-Here a pair of types is assumed to be compatible until a requirement fails, and each pair that relied on it is then
-evaluated again: the greatest set of compatible pairs. The branch of a union for a type of the writer is found by name.
+Here the greatest set of compatible pairs of types is found (`pairs`). The branch of a union for a type of the writer is
+found by name.
 
 As in Java's checker, and unlike a literal reading of the specification: any branch of the reader's union will do, not
 only the first that matches by name, and scale and precision of decimals are not compared.
@@ -22,11 +22,11 @@ only the first that matches by name, and scale and precision of decimals are not
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.serde.compatibility.pairs import Pair, Pairs
 from mansio.serde.definition import Incompatibility
-from mansio.serde.errors import InvalidSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,39 +79,21 @@ class _Part(NamedTuple):
     step: str
 
 
-class _Pair:
-    """A pair of types, whether they are compatible as far as is known, and the pairs that rely on it."""
-
-    __slots__ = ("is_compatible", "reader", "users", "writer")
-
-    def __init__(self, reader: AvroType, writer: AvroType) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.is_compatible = True
-        self.users: list[_Pair] = []
+_Pair = Pair["AvroType", "AvroType"]
 
 
 class _Comparison:
     """Comparison of two schemas: the pairs of types that were met, one of the reader and one of the writer."""
 
     def __init__(self) -> None:
-        self._pairs: dict[tuple[int, int], _Pair] = {}
-        self._pending: deque[_Pair] = deque()
+        self._pairs = Pairs["AvroType", "AvroType"](self._evaluate, PAIRS_MAX)
         self._branches: dict[int, dict[str, list[AvroType]]] = {}
 
     def are_compatible(self, reader: AvroType, writer: AvroType) -> bool:
         """Evaluate all pairs that matter."""
         root = self._pair(reader, writer)
-        self._evaluate_pending()
+        self._pairs.evaluate_pending()
         return root.is_compatible
-
-    def _evaluate_pending(self) -> None:
-        while self._pending:
-            pair = self._pending.popleft()
-            if pair.is_compatible and not self._evaluate(pair):
-                pair.is_compatible = False
-                self._pending.extend(pair.users)
-                pair.users.clear()
 
     def reasons(self, reader: AvroType, writer: AvroType) -> list[Incompatibility]:
         """Return the requirements that fail, each with the first path that leads to it."""
@@ -135,16 +117,7 @@ class _Comparison:
         return found[:REPORTED_MAX]
 
     def _pair(self, reader: AvroType, writer: AvroType) -> _Pair:
-        key = id(reader), id(writer)
-        pair = self._pairs.get(key)
-        if pair is None:
-            if len(self._pairs) == PAIRS_MAX:
-                raise InvalidSchema(
-                    f"the schemas are too large to be compared: more than {PAIRS_MAX:,} pairs of types"
-                )
-            pair = self._pairs[key] = _Pair(reader, writer)
-            self._pending.append(pair)
-        return pair
+        return self._pairs.pair((id(reader), id(writer)), reader, writer)
 
     def _evaluate(self, pair: _Pair) -> bool:
         """Whether two types are compatible, as far as is known of their parts."""
@@ -157,10 +130,7 @@ class _Comparison:
         )
 
     def _relies_on(self, user: _Pair, reader: AvroType, writer: AvroType) -> bool:
-        pair = self._pair(reader, writer)
-        if pair.is_compatible:
-            pair.users.append(user)
-        return pair.is_compatible
+        return self._pairs.relies_on(user, self._pair(reader, writer))
 
     def _requirements(self, reader: AvroType, writer: AvroType) -> Iterator[_Failure | _Part]:
         """Return the requirements of two types: parts that must be compatible, and what already fails."""

@@ -25,6 +25,7 @@ from mansio.serde.compatibility.json_values import (
     is_multiple,
     types_of,
 )
+from mansio.serde.compatibility.pairs import Pair, Pairs
 from mansio.serde.definition import Incompatibility
 from mansio.serde.errors import InvalidSchema
 from mansio.serde.formats.json_schema import FALSE, JsonNode
@@ -121,14 +122,7 @@ class _Part(NamedTuple):
     rule: str = ""
 
 
-class _Pair:
-    __slots__ = ("is_compatible", "reader", "users", "writers")
-
-    def __init__(self, reader: JsonNode, writers: _Conjunction) -> None:
-        self.reader = reader
-        self.writers = writers
-        self.is_compatible = True
-        self.users: list[_Pair] = []
+_Pair = Pair[JsonNode, _Conjunction]
 
 
 class _Comparison:
@@ -136,8 +130,7 @@ class _Comparison:
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
-        self._pairs: dict[tuple[int, ...], _Pair] = {}
-        self._pending: deque[_Pair] = deque()
+        self._pairs = Pairs[JsonNode, _Conjunction](self._evaluate, PAIRS_MAX)
         self._values = ValueCheck()
         self._texts: dict[int, str] = {}
         self._type_nodes = {
@@ -148,16 +141,8 @@ class _Comparison:
     def are_compatible(self, reader: JsonNode, writers: _Conjunction) -> bool:
         """Evaluate all pairs that matter."""
         root = self._pair(reader, writers)
-        self._evaluate_pending()
+        self._pairs.evaluate_pending()
         return root.is_compatible
-
-    def _evaluate_pending(self) -> None:
-        while self._pending:
-            pair = self._pending.popleft()
-            if pair.is_compatible and not self._evaluate(pair):
-                pair.is_compatible = False
-                self._pending.extend(pair.users)
-                pair.users.clear()
 
     def reasons(self, reader: JsonNode, writers: _Conjunction) -> list[Incompatibility]:
         """Return the requirements that fail, each with the shortest path that leads to it."""
@@ -168,7 +153,7 @@ class _Comparison:
             part, path = waiting.popleft()
             pair = self._pair(part.reader, part.writers)
             key = _key(part.reader, part.writers)
-            self._evaluate_pending()  # an evaluation ends with the first requirement that fails
+            self._pairs.evaluate_pending()  # an evaluation ends with the first requirement that fails
             if pair.is_compatible or key in seen:
                 continue
             seen.add(key)
@@ -184,26 +169,13 @@ class _Comparison:
         return list(found.values())[:REPORTED_MAX]
 
     def _pair(self, reader: JsonNode, writers: _Conjunction) -> _Pair:
-        key = _key(reader, writers)
-        pair = self._pairs.get(key)
-        if pair is None:
-            if len(self._pairs) == PAIRS_MAX:
-                raise InvalidSchema(
-                    f"the schemas are too large to be compared: more than {PAIRS_MAX:,} pairs"
-                )
-            pair = self._pairs[key] = _Pair(reader, writers)
-            self._pending.append(pair)
-        return pair
+        return self._pairs.pair(_key(reader, writers), reader, writers)
 
     def _holds(self, user: _Pair, reader: JsonNode, writers: _Conjunction) -> bool:
-        """Whether a pair that `user` relies on is compatible, as far as is known."""
-        pair = self._pair(reader, writers)
-        if pair.is_compatible:
-            pair.users.append(user)
-        return pair.is_compatible
+        return self._pairs.relies_on(user, self._pair(reader, writers))
 
     def _evaluate(self, pair: _Pair) -> bool:
-        reader, writers = pair.reader, pair.writers
+        reader, writers = pair.reader, pair.writer
         if reader.accepts_everything or reader in writers or writers == (FALSE,):
             return True
         types = _types(writers)
@@ -233,7 +205,7 @@ class _Comparison:
 
     def _accepts_directly(self, pair: _Pair, types: frozenset[str]) -> bool:
         """Whether a reader accepts a conjunction without looking at the writer's alternatives one by one."""
-        reader, writers = pair.reader, pair.writers
+        reader, writers = pair.reader, pair.writer
         match reader.kind:
             case "false":
                 return False
@@ -271,7 +243,7 @@ class _Comparison:
 
     def _faults(self, pair: _Pair) -> Iterator[_Failure | _Part]:
         """Return what fails in a pair that is not compatible, and parts of which some fail."""
-        reader, writers = pair.reader, pair.writers
+        reader, writers = pair.reader, pair.writer
         types = _types(writers)
         values = _written_values(writers, types)
         if values is not None:

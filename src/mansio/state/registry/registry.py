@@ -416,8 +416,8 @@ class SchemaRegistryState:
             )
         return found
 
-    def _effective_mode(self, subject: str) -> Mode:
-        """Return the mode that counts for a subject."""
+    def _effective_mode(self, subject: str | None) -> Mode:
+        """Return the mode that counts for a subject, or for what all have in common."""
         general = self._modes.get(None, Mode.READWRITE)
         return general if general is Mode.READONLY_OVERRIDE else self._modes.get(subject, general)
 
@@ -425,10 +425,11 @@ class SchemaRegistryState:
         """Whether schemas of a subject are registered with their ids."""
         return self._effective_mode(subject) is Mode.IMPORT
 
-    def check_writable(self, subject: str) -> None:
-        """Raise the refusal 42205 if nothing may be written to a subject."""
+    def check_writable(self, subject: str | None) -> None:
+        """Raise the refusal 42205 if nothing may be written to a subject, or to what counts for all."""
         if self._effective_mode(subject) in (Mode.READONLY, Mode.READONLY_OVERRIDE):
-            raise refusals.not_permitted(f"Subject {subject} is in read-only mode")
+            name = "The registry" if subject is None else f"Subject {subject}"
+            raise refusals.not_permitted(f"{name} is in read-only mode")
 
     # ------------------------------------------------------------------ changes
 
@@ -556,8 +557,7 @@ class SchemaRegistryState:
 
     def plan_settings(self, subject: str | None, changed: SubjectSettings) -> list[KeyValue]:
         """Plan a change of settings; a setting that is None stays as it is. Raises the refusal 42205."""
-        if subject is not None:
-            self.check_writable(subject)
+        self.check_writable(subject)
         self._check_settings_room(subject, self._settings)
         known = self._settings.get(subject, SubjectSettings())
         merged = known._replace(
@@ -573,13 +573,10 @@ class SchemaRegistryState:
     def plan_settings_deletion(self, subject: str | None) -> tuple[list[KeyValue], SubjectSettings]:
         """Plan that a subject, or all, have no settings of their own. Return the records and the settings before.
         Raises the refusals 40401, 42205."""
-        if subject is None:
-            found = self.settings(None)
-        else:
-            self.check_writable(subject)
-            if subject not in self._settings:
-                raise refusals.subject_not_found(subject)
-            found = self.settings(subject)
+        self.check_writable(subject)
+        if subject is not None and subject not in self._settings:
+            raise refusals.subject_not_found(subject)
+        found = self.settings(subject)
         return [(encode_key(SchemaKey(KeyType.CONFIG, subject)), None)], found
 
     def plan_mode(self, subject: str | None, mode: Mode, *, force: bool = False) -> list[KeyValue]:

@@ -192,6 +192,21 @@ def test_a_refusal_has_the_code_of_the_rest_api(change: Callable[[Registry], obj
     assert refused.value.code == code
 
 
+def test_a_read_only_registry_keeps_the_settings_of_all_subjects() -> None:
+    registry = Registry()
+    registry.append(registry.state.plan_mode("writable", Mode.READWRITE))
+    registry.append(registry.state.plan_mode(None, Mode.READONLY))
+    for change in (
+        lambda: registry.state.plan_settings(None, SubjectSettings(Compatibility.NONE)),
+        lambda: registry.state.plan_settings_deletion(None),
+    ):
+        with pytest.raises(SchemaRegistryRefusal, match="The registry is in read-only mode"):
+            change()
+    registry.append(registry.state.plan_settings("writable", SubjectSettings(Compatibility.NONE)))
+    registry.append(registry.state.plan_mode(None, Mode.READWRITE))
+    registry.append(registry.state.plan_settings(None, SubjectSettings(Compatibility.NONE)))
+
+
 def test_references_are_resolved_each_after_its_own_and_loops_are_refused() -> None:
     registry = Registry()
     registry.register("c", "1")
