@@ -133,6 +133,16 @@ def test_partitions_of_all_leaders_are_served_alike_and_one_waiting_call_gets_a_
     create_topic(one, topic, PARTITIONS)
     with httpx.Client(timeout=scaled(60)) as http, ThreadPoolExecutor(4) as pool:
         group = Group(one, http, topic)
+        group.publish(1)
+        begun: set[int] = set()
+
+        def have_all_begun() -> bool:  # a leader serves a partition once it has loaded the state of the group
+            records = group.receive(1, PARTITIONS, wait_ms=1_000)
+            group.ack(1, [each["receipt"] for each in records])
+            begun.update(each["partition"] for each in records)
+            return len(begun) == PARTITIONS
+
+        wait_until(have_all_begun, 30)
         group.publish(60)
         served = Counter(group.receive(1, 1, wait_ms=10_000)[0]["partition"] for _ in range(120))
         assert min(served[index] for index in range(PARTITIONS)) >= 5, served  # 20 expected of each
