@@ -417,7 +417,7 @@ class SchemaRegistryState:
         return found
 
     def _effective_mode(self, subject: str | None) -> Mode:
-        """Return the mode that counts for a subject, or for what all have in common."""
+        """Return the mode that counts for a subject; None: for the settings of all subjects."""
         general = self._modes.get(None, Mode.READWRITE)
         return general if general is Mode.READONLY_OVERRIDE else self._modes.get(subject, general)
 
@@ -426,7 +426,7 @@ class SchemaRegistryState:
         return self._effective_mode(subject) is Mode.IMPORT
 
     def check_writable(self, subject: str | None) -> None:
-        """Raise the refusal 42205 if nothing may be written to a subject, or to what counts for all."""
+        """Raise the refusal 42205 if a subject is read-only; None: the settings of all subjects."""
         if self._effective_mode(subject) in (Mode.READONLY, Mode.READONLY_OVERRIDE):
             name = "The registry" if subject is None else f"Subject {subject}"
             raise refusals.not_permitted(f"{name} is in read-only mode")
