@@ -26,6 +26,7 @@ RECORD_LOCKS_MAX: Final = "share.partition.max.record.locks"
 AUTO_OFFSET_RESET: Final = "share.auto.offset.reset"
 ISOLATION_LEVEL: Final = "share.isolation.level"
 RENEW_ACKNOWLEDGE_ENABLE: Final = "share.renew.acknowledge.enable"
+RANGE_LOCKS_MAX: Final = "mansio.share.range.locks.max"
 SHARE_ORDER: Final = "mansio.share.order"
 KEY_HEADER: Final = "mansio.share.key.header"
 SHARE_FAIR: Final = "mansio.share.fair"
@@ -152,6 +153,14 @@ SHARE_CONFIG_KEYS: Final = (
         "Maximum number of acquired records of one partition.",
         integer_parser(100, 4_000),
         "group.share.partition.max.record.locks",
+    ),
+    _share_key(
+        RANGE_LOCKS_MAX,
+        ConfigType.INT,
+        "200000",
+        "Maximum number of records of one partition in range leases, which Spark queries take. They do not count as "
+        "acquired records.",
+        integer_parser(1_000, 10_000_000),
     ),
     _share_key(
         AUTO_OFFSET_RESET,

@@ -84,6 +84,7 @@ from mansio.broker.services.record_search import RecordSearchService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.schema_registry import SchemaRegistryService
 from mansio.broker.services.share_groups.leases import LeaseService
+from mansio.broker.services.share_groups.range_leases import RangeLeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
@@ -598,6 +599,27 @@ class BrokerRuntime:
         groups = GroupService(
             self.groups, node_id=settings.node_id, verifier=verifier, authorization=authorization
         )
+        leases = LeaseService(
+            receive=receive,
+            share_service=share_service,
+            group_coordinator=self.groups,
+            groups=groups,
+            topics=self.topics,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            authorization=authorization,
+            forwarder=None
+            if cluster_member is None
+            else LeaseForwarder(
+                node_id=settings.node_id,
+                broker_epoch=cluster_member.broker_epoch,
+                state=self.state,
+                peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                data_peers=cluster_member.peers(RequestClass.LEASES),
+                scheduler=host_ports.scheduler,
+            ),
+        )
         users = UserService(
             store=self.store,
             state=self.state,
@@ -778,26 +800,15 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
             ),
             receive=receive,
-            leases=LeaseService(
-                receive=receive,
+            leases=leases,
+            range_leases=RangeLeaseService(
                 share_service=share_service,
-                group_coordinator=self.groups,
-                groups=groups,
-                topics=self.topics,
+                share_partition_manager=self.shares,
+                leases=leases,
+                topic_name=self.partitions.name_of,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
-                random=host_ports.random,
                 authorization=authorization,
-                forwarder=None
-                if cluster_member is None
-                else LeaseForwarder(
-                    node_id=settings.node_id,
-                    broker_epoch=cluster_member.broker_epoch,
-                    state=self.state,
-                    peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
-                    data_peers=cluster_member.peers(RequestClass.LEASES),
-                    scheduler=host_ports.scheduler,
-                ),
             ),
             share_partition_manager=self.shares,
             share_coordinator=self.share_state,

@@ -123,6 +123,8 @@ class ApiKey(IntEnum):
     SEARCH_RECORDS = 20131
     DESCRIBE_SCHEMAS = 20132
     ALTER_SCHEMAS = 20133
+    LEASE_RANGES = 20134
+    KEEP_RANGES = 20135
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -581,6 +583,20 @@ _ROWS: Final = (
         is_advertised=False,
     ),
     Api(
+        ApiKey.LEASE_RANGES,
+        0,
+        0,
+        "share.range_leases.lease_ranges",
+        note="Mansio's own. Leases ranges of offsets to a member that reads the records by Fetch.",
+    ),
+    Api(
+        ApiKey.KEEP_RANGES,
+        0,
+        0,
+        "share.range_leases.keep_ranges",
+        note="Mansio's own. Renews or claims such leases, and releases those that it does not name.",
+    ),
+    Api(
         ApiKey.LIST_DELAYED_RECORDS,
         0,
         0,
@@ -930,6 +946,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.SEARCH_RECORDS: 0,
     ApiKey.DESCRIBE_SCHEMAS: 0,
     ApiKey.ALTER_SCHEMAS: 0,
+    ApiKey.LEASE_RANGES: 0,
+    ApiKey.KEEP_RANGES: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

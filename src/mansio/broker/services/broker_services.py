@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.schema_registry import SchemaRegistryService
     from mansio.broker.services.share_groups.leases import LeaseService
+    from mansio.broker.services.share_groups.range_leases import RangeLeaseService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
@@ -104,6 +105,7 @@ class BrokerServices:
     share_offsets: ShareOffsetService
     receive: ReceiveService
     leases: LeaseService
+    range_leases: RangeLeaseService
     share_partition_manager: SharePartitionManager
     share_coordinator: ShareCoordinator
     dead_letters: DeadLetterManager

@@ -116,6 +116,23 @@ def choose_offsets(
     return chosen
 
 
+def within_batches(
+    chosen: Sequence[tuple[int, int]], ranges: BatchMap, batches_max: int
+) -> list[tuple[int, int]]:
+    """Return the first of the chosen offsets, as far as they lie in at most `batches_max` in-flight batches."""
+    found: list[tuple[int, int]] = []
+    for first, last in chosen:
+        for batch in ranges.overlapping(first, last):
+            if batches_max <= 0:
+                return found
+            found.append((max(first, batch.first), min(last, batch.last)))
+            batches_max -= 1
+        if last >= ranges.end and batches_max > 0:
+            found.append((max(first, ranges.end), last))
+            batches_max -= 1
+    return found
+
+
 def _batch_end(offset: int, batch_ends: Sequence[int]) -> int:
     at = bisect_left(batch_ends, offset)
     return batch_ends[at] if at < len(batch_ends) else offset

@@ -9,7 +9,8 @@ that stores the change. `complete` clears the marks of an update that is stored.
 Invariants:
 * Batches are ascending and disjoint. After `merge_around`, adjacent batches with equal state are one batch.
 * All batches that can be leased at once lie at or above `free_from`.
-* `leased_count` and `done_count` are the numbers of offsets that are ACQUIRED and terminal.
+* `leased_count` and `done_count` are the numbers of offsets that are ACQUIRED and terminal, `range_count` is the number
+  of those in range leases.
 * Every stored batch with a deadline has an entry in the heap of deadlines that is not later. The heap has one entry per
   range of an update, not per record, and at most about twice as many entries as there are batches.
 """
@@ -72,7 +73,8 @@ class InFlightBatch:
     `deadline_ms`: time of the steady clock at which a lease, withholding period or backoff ends. `due_ms`: wall-clock
     time at which a backoff ends, -1 for none. `lease_ms`: duration of the lease if its member has chosen it, -1 for the
     group's. `pending_token`: token of the update that stores the current state, `NOT_PENDING` once it is stored.
-    `holder`: member that has leased the batch or, until the update is stored, that has acknowledged it.
+    `holder`: member that has leased the batch or, until the update is stored, that has acknowledged it. `is_range`: the
+    batch is ACQUIRED by a range lease.
     """
 
     __slots__ = (
@@ -81,6 +83,7 @@ class InFlightBatch:
         "due_ms",
         "first",
         "holder",
+        "is_range",
         "last",
         "lease_ms",
         "pending_token",
@@ -102,6 +105,7 @@ class InFlightBatch:
         reservation: DeadLetterReservation | None = None,
         pending_token: int = NOT_PENDING,
         lease_ms: int = -1,
+        is_range: bool = False,
     ) -> None:
         self.first = first
         self.last = last
@@ -114,6 +118,7 @@ class InFlightBatch:
         self.reservation = reservation
         self.pending_token = pending_token
         self.lease_ms = lease_ms
+        self.is_range = is_range
 
     @property
     def size(self) -> int:
@@ -148,6 +153,7 @@ class InFlightBatch:
             and self.pending_token == other.pending_token
             and self.deadline_ms == other.deadline_ms
             and self.lease_ms == other.lease_ms
+            and self.is_range == other.is_range
             and self.uncounted_deliveries == other.uncounted_deliveries
             and self.due_ms == other.due_ms
             and (self.reservation == other.reservation)
@@ -162,7 +168,7 @@ class InFlightBatch:
         self.uncounted_deliveries = stored.uncounted_deliveries
         self.reservation = stored.reservation
         if stored.state == ACQUIRED:
-            self.holder, self.lease_ms = stored.holder, stored.lease_ms
+            self.holder, self.lease_ms, self.is_range = stored.holder, stored.lease_ms, stored.is_range
             self.deadline_ms = now_ms + self.duration_ms(lock_ms)
         elif stored.state == AVAILABLE and stored.due_ms > wall_ms:
             delay_ms = min(stored.due_ms - wall_ms, REQUESTED_DELAY_MS_MAX)
@@ -186,6 +192,7 @@ class InFlightBatch:
             shift_reservation(self.reservation, offset - self.first),
             self.pending_token,
             self.lease_ms,
+            self.is_range,
         )
         self.last = offset - 1
         return upper
@@ -366,8 +373,9 @@ class BatchMap:
 class InFlightBatches:
     """In-flight batches of one share partition with counters, deadlines and updates that are not stored yet.
 
-    `leased_count`, `done_count`: number of offsets that are ACQUIRED, and in a terminal state. `last_token`: token of
-    the last update. `key_index`: is told about each change; None without order and limits by key.
+    `leased_count`, `range_count`, `done_count`: number of offsets that are ACQUIRED, ACQUIRED by range leases, and in a
+    terminal state. `last_token`: token of the last update. `key_index`: is told about each change; None without order
+    and limits by key.
     """
 
     __slots__ = (
@@ -377,12 +385,14 @@ class InFlightBatches:
         "key_index",
         "last_token",
         "leased_count",
+        "range_count",
         "ranges",
     )
 
     def __init__(self, start: int) -> None:
         self.ranges = BatchMap(start)
         self.leased_count = 0
+        self.range_count = 0
         self.done_count = 0
         self.last_token = 0
         self.key_index: KeyIndex | None = None
@@ -412,6 +422,7 @@ class InFlightBatches:
         deadline_ms: float = NEVER_MS,
         due_ms: int = -1,
         lease_ms: int = -1,
+        is_range: bool = False,
         reservation: DeadLetterReservation | None = None,
     ) -> None:
         """Change the state of a batch that no pending update concerns. Arguments that are None leave the value
@@ -425,6 +436,9 @@ class InFlightBatches:
         was, batch.state = batch.state, state
         if was != state:
             self._count_transition(was, state, batch.last - batch.first + 1)
+        if is_range is not batch.is_range:
+            self.range_count += batch.size if is_range else -batch.size
+            batch.is_range = is_range
         if deliveries is not None:
             batch.deliveries = deliveries
         if uncounted_deliveries is not None:
@@ -448,12 +462,18 @@ class InFlightBatches:
             covered.append((batch.first, batch.last))
 
     def are_leased(self, member: str, first: int, last: int) -> bool:
-        """Whether all these offsets are leased to the member, and no update of them is pending."""
+        """Whether all these offsets are leased to the member by other leases than range leases, and no update of them
+        is pending."""
         ranges = self.ranges
         if not ranges.start <= first <= last < ranges.end:
             return False
         for batch in ranges.overlapping(first, last):
-            if batch.state != ACQUIRED or batch.holder != member or batch.pending_token != NOT_PENDING:
+            if (
+                batch.state != ACQUIRED
+                or batch.holder != member
+                or batch.pending_token != NOT_PENDING
+                or batch.is_range
+            ):
                 return False
         return True
 
@@ -490,6 +510,7 @@ class InFlightBatches:
         """Add a batch to the counters."""
         if batch.state == ACQUIRED:
             self.leased_count += batch.size
+            self.range_count += batch.size if batch.is_range else 0
         elif batch.state in TERMINAL:
             self.done_count += batch.size
 
@@ -497,6 +518,7 @@ class InFlightBatches:
         """Remove a batch from the counters."""
         if batch.state == ACQUIRED:
             self.leased_count -= batch.size
+            self.range_count -= batch.size if batch.is_range else 0
         elif batch.state in TERMINAL:
             self.done_count -= batch.size
 
@@ -676,6 +698,7 @@ def state_batches(batches: Iterable[InFlightBatch]) -> list[StateBatch]:
             holder,
             batch.due_ms,
             batch.lease_ms,
+            batch.is_range,
             batch.reservation,
         )
         if found and found[-1].last + 1 == batch.first and _is_mergeable(found[-1], change):

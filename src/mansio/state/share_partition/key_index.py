@@ -466,13 +466,16 @@ class KeyIndex:
         read: Sequence[tuple[int, int]] | None = None,
         unreadable: Sequence[tuple[int, int]] = (),
         run_max: int = RUN_RECORDS_MAX,
+        *,
+        one_per_key: bool = False,
     ) -> Iterator[tuple[int, int]]:
         """Yield the ranges of offsets that can be acquired together, ascending. The caller takes them from the first
         one on, without leaving out an offset.
 
         `read`: only offsets in these ascending ranges; None for all. `unreadable`: no offsets in these ascending
         ranges. In order by key, records of a key behind one that is left out are not offered. `run_max`: maximum number
-        of offsets in a range. The state must not change while the iterator is in use."""
+        of offsets in a range. `one_per_key`: in order by key, only the first record of each key, because the records
+        are processed in parallel. The state must not change while the iterator is in use."""
         self._return_taken()
         ready, taken, keys, limits = self._ready, self._taken, self._keys, self._limits
         following, busy, is_ordered = self._following, self._busy, self._is_ordered
@@ -514,7 +517,7 @@ class KeyIndex:
                 if first >= 0:
                     yield first, last
                 first = last = offset
-            if key is None:
+            if key is None or (one_per_key and is_ordered):
                 continue
             if limits is not None and not is_left_out:
                 places[key] -= 1

@@ -37,7 +37,8 @@ Invariants:
   of a second or later delivery is durable before members receive the records.
 * Terminal states are final, except that an operator may offer dead-lettered records again (redrive).
 * A renewal is answered after a durable update, also if it changes nothing that is stored: only the leader can store.
-* No offset at or above the durable lease bound is leased. At most `record_locks_max` records are leased.
+* No offset at or above the durable lease bound is leased. At most `range_locks_max` records are leased by range
+  leases, and at most `record_locks_max` by others. An update of a range lease is durable.
 * The start offset advances over records that are done and stored, and over records deleted from the log, but never
   over ARCHIVING records.
 
@@ -52,7 +53,7 @@ from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.errors import InvalidRecordState, InvalidRequest
+from mansio.errors import CoordinatorLoadInProgress, InvalidRecordState, InvalidRequest
 from mansio.state.share_partition import acquisition
 from mansio.state.share_partition.acquisition import LowestOffsetFirst, OrderedAcquisition
 from mansio.state.share_partition.dead_letters import (
@@ -92,6 +93,7 @@ from mansio.state.share_partition.types import (
     BASE,
     BY_ACKNOWLEDGEMENT,
     BY_ACQUISITION,
+    BY_CLAIM,
     BY_COPY,
     BY_DEADLINE,
     BY_EXCHANGE,
@@ -135,6 +137,9 @@ ACKNOWLEDGEMENT_TYPES_MAX: Final = 20_000
 """Maximum number of acknowledgement types in a request for one partition; greater than the number of records that can
 be leased."""
 
+LEASED_RANGES_MAX: Final = 4_096
+"""Maximum number of ranges that are found for one acquisition by range leases."""
+
 SCATTERED_READ_RANGES_MAX: Final = 32
 """Maximum number of offset ranges that are read for one request if records are ordered by key, or if there are
 several share partitions: those that can be acquired are less often adjacent."""
@@ -177,18 +182,19 @@ class LeaseBound:
     The first lease of a record reaches its member before the update is durable. After stored state was lost it is
     therefore unknown which records without a stored delivery are leased, but all of them are below the bound. The bound
     advances in steps of `lease_bound_step` records; the next step is requested while half of the last one is left, so
-    that leases rarely wait for it.
+    that leases rarely wait for it. A range lease of more records requests a wider step (`widen`).
 
     Invariants: the bound never decreases and advances only by a durable update; at most one such update is pending.
     """
 
-    __slots__ = ("_due_from", "_own", "_requested", "offset")
+    __slots__ = ("_due_from", "_own", "_requested", "_wanted_end", "offset")
 
     def __init__(self, offset: int, own: OwnOffsets | None) -> None:
         """`own`: the offsets of the share partition; None if it has all."""
         self.offset = offset
         self._own = own
         self._due_from = offset  # the bound is due when an own offset from here on is leased next
+        self._wanted_end = 0  # the bound is due below this offset
         self._requested: tuple[int, int] | None = (
             None  # token of the update that advances the bound, and the new bound
         )
@@ -201,20 +207,29 @@ class LeaseBound:
         """Whether the bound has to be advanced now."""
         if self._requested is not None:
             return False
+        if self.offset < self._wanted_end:
+            return True
         own = self._own
         if own is None or own.has_all:
             return 2 * (self.offset - ranges.end) < settings.lease_bound_step
         following = own.first_at_or_above(ranges.end)
         return following is not None and following >= self._due_from
 
+    def widen(self, records: int, ranges: BatchMap, readable_end: int) -> None:
+        """Make the bound due unless it allows a lease of so many records that were never delivered, as far as the log
+        has them."""
+        own = self._own
+        end = ranges.end + records if own is None or own.has_all else own.bound_after(ranges.end, records)
+        self._wanted_end = min(end, readable_end)
+
     def request(self, token: int, ranges: BatchMap, settings: ShareSettings) -> int:
         """Start to advance the bound by the update with this token; returns the new bound, effective once the update is
         stored."""
         step, own = settings.lease_bound_step, self._own
         if own is None or own.has_all:
-            bound = max(self.offset, ranges.end) + step
+            bound = max(self.offset, ranges.end, self._wanted_end) + step
         else:
-            bound = max(self.offset, own.bound_after(ranges.end, step))
+            bound = max(self.offset, own.bound_after(ranges.end, step), self._wanted_end)
             self._due_from = own.bound_after(ranges.end, step // 2)
         self._requested = (token, bound)
         return bound
@@ -222,7 +237,7 @@ class LeaseBound:
     def mark_persisted(self, token: int) -> None:
         """Make the new bound effective if the update with this token, which is stored now, advances the bound."""
         if self._requested is not None and self._requested[0] == token:
-            self.offset, self._requested = self._requested[1], None
+            self.offset, self._requested, self._wanted_end = self._requested[1], None, 0
 
     def lease_end(self, ranges: BatchMap, settings: ShareSettings) -> int:
         """Offset below which leases must lie: the bound, or, if there are too many in-flight batches, their end."""
@@ -320,28 +335,34 @@ class SharePartition:
         readable_end: int,
         now_ms: float,
         unreadable: Sequence[tuple[int, int]] = (),
+        *,
+        is_range: bool = False,
     ) -> list[tuple[int, int]]:
         """Return offset ranges (first, last) to read for this member: offsets below `readable_end` that it could
-        acquire now, without the `unreadable` ranges (ascending)."""
+        acquire now, without the `unreadable` ranges (ascending). `is_range`: by a range lease, without reading them; at
+        most `LEASED_RANGES_MAX`."""
         self.high_watermark = max(self.high_watermark, readable_end)
-        space = min(max_records, self.settings.record_locks_max - self._in_flight.leased_count)
+        space = min(max_records, self.free_lock_count(is_range=is_range))
+        if is_range:
+            self._lease_bound.widen(space, self._in_flight.ranges, readable_end)
+        scattered_max = LEASED_RANGES_MAX if is_range else SCATTERED_READ_RANGES_MAX
         stop = min(self._lease_end, readable_end)
         key_index = self._in_flight.key_index
         if key_index is not None:
             key_index.advance(now_ms)
             if not key_index.is_offering:
                 return []
-            picked = key_index.pick(unreadable=unreadable, run_max=min(space, RUN_RECORDS_MAX))
-            planned = acquisition.ranges_to_read(picked, space, stop, ranges_max=SCATTERED_READ_RANGES_MAX)
+            run_max = min(space, RUN_RECORDS_MAX)
+            picked = key_index.pick(unreadable=unreadable, run_max=run_max, one_per_key=is_range)
+            planned = acquisition.ranges_to_read(picked, space, stop, ranges_max=scattered_max)
             self._planned = (key_index.plan_id, planned)
             return planned
         picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
-        if self._own is None:
+        if self._own is not None:
+            picked = _own_parts(picked, self._own)
+        elif not is_range:
             return acquisition.ranges_to_read(picked, space, stop, unreadable)
-        picked = _own_parts(picked, self._own)
-        return acquisition.ranges_to_read(
-            picked, space, stop, unreadable, ranges_max=SCATTERED_READ_RANGES_MAX
-        )
+        return acquisition.ranges_to_read(picked, space, stop, unreadable, ranges_max=scattered_max)
 
     def acquire(
         self,
@@ -355,6 +376,7 @@ class SharePartition:
         lease_ms: int = -1,
         locks_max: int | None = None,
         aborted: Sequence[tuple[int, int]] = (),
+        ranges_max: int = 0,
     ) -> tuple[list[AcquiredRange], Update | None]:
         """Lease available offsets within the ranges `read`, whose records are in the response and below the high
         watermark.
@@ -362,11 +384,12 @@ class SharePartition:
         `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
         ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
         `locks_max`: lease at most so many records, also if not `strict`; None for as many as there are free locks.
-        `aborted`: ascending ranges in `read` of aborted records, which are never delivered. Returns the
-        leased ranges, and the update that stores the leases: the caller must call `mark_persisted` before the member
-        receives the records.
+        `aborted`: ascending ranges in `read` of aborted records, which are never delivered. `ranges_max`: above 0,
+        lease by range leases, at most so many ranges, whose records are not in the response. Returns the leased ranges,
+        and the update that stores the leases: the caller must call `mark_persisted` before the member receives the
+        records.
         """
-        in_flight, policy = self._in_flight, self._policy
+        in_flight, policy, is_range = self._in_flight, self._policy, ranges_max > 0
         token = NOT_PENDING
         changed: list[InFlightBatch] = []
         if aborted and (free := self._free_parts(aborted)):
@@ -381,8 +404,8 @@ class SharePartition:
         elif strict and self._planned[0] == key_index.plan_id and _is_prefix(read, self._planned[1]):
             picked = self._planned[1]
         else:
-            picked = key_index.pick(read)
-        locks = self.settings.record_locks_max - in_flight.leased_count
+            picked = key_index.pick(read, one_per_key=is_range)
+        locks = self.free_lock_count(is_range=is_range)
         chosen = acquisition.choose_offsets(
             acquisition.restrict_to_read(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
@@ -390,6 +413,8 @@ class SharePartition:
             strict=strict,
             batch_ends=batch_ends,
         )
+        if is_range:
+            chosen = acquisition.within_batches(chosen, in_flight.ranges, ranges_max)
         if not chosen and not changed and not self.is_lease_bound_due:
             return [], None
         if token == NOT_PENDING:
@@ -410,11 +435,13 @@ class SharePartition:
                     holder=member,
                     deadline_ms=deadline_ms,
                     lease_ms=lease_ms,
+                    is_range=is_range,
                 )
                 changed.append(batch)
         acquired = acquired_ranges(changed)
         # After a loss of updates, records are withheld for the group's lease duration: a longer lease must not be lost.
-        durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
+        # The member of a range lease may stay away and claim it later.
+        durable = is_range or lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
         return acquired, self._update(token, changed, durable=durable, lease_bound=True, cause=BY_ACQUISITION)
 
     # ------------------------------------------------------------------ accepting and leasing in one step
@@ -443,7 +470,7 @@ class SharePartition:
         in_flight = self._in_flight
         free = in_flight.ranges.first_free()
         first, last = (in_flight.ranges.end, acquisition.UNBOUNDED_LAST) if free is None else free
-        space = min(max_records, self.settings.record_locks_max - in_flight.leased_count + freed_count)
+        space = min(max_records, self.free_lock_count() + freed_count)
         return first, min(last, first + space - 1, self._lease_end - 1, readable_end - 1)
 
     def exchange(
@@ -684,6 +711,7 @@ class SharePartition:
                 NOT_PENDING,
                 deadline_ms=now_ms + batch.duration_ms(lock_ms),
                 lease_ms=batch.lease_ms,
+                is_range=batch.is_range,
             )
         in_flight.ranges.merge_around(run.first, run.last)
 
@@ -693,7 +721,99 @@ class SharePartition:
             self._retry_or_dead_letter(batch, 0, member, step)
             return
         self._in_flight.change_state(
-            batch, ACQUIRED, step.token, deadline_ms=step.now_ms + lease_ms, lease_ms=lease_ms
+            batch,
+            ACQUIRED,
+            step.token,
+            deadline_ms=step.now_ms + lease_ms,
+            lease_ms=lease_ms,
+            is_range=batch.is_range,
+        )
+
+    def keep_ranges(
+        self,
+        member: str,
+        wanted: Sequence[AcquiredRange],
+        lease_ms: int,
+        now_ms: float,
+        wall_ms: int,
+        *,
+        counts_delivery: bool,
+        releases_others: bool,
+    ) -> tuple[list[AcquiredRange], Update | None]:
+        """Give range leases of a member another duration from now on; returns those that the member has, ascending,
+        and the update, or None if there are none.
+
+        `wanted`: ascending, disjoint ranges with the delivery counts that the member knows; parts with another one are
+        not kept. `counts_delivery`: the member processes the records again, which counts as a delivery of those with at
+        least the known delivery count; those without an attempt left are dead-lettered, and are not in the result.
+        `releases_others`: release the other range leases of the member, whose deliveries do not count as attempts.
+
+        Raises `CoordinatorLoadInProgress` while a change of these leases is being stored, `InvalidRequest` for invalid
+        ranges or durations.
+        """
+        in_flight, ranges = self._in_flight, self._in_flight.ranges
+        self._wall_clock_offset_ms = wall_ms - now_ms
+        if not 0 < lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"a lease of {lease_ms} ms; 1 to {LEASE_MS_MAX}")
+        end = -1
+        for each in wanted:
+            if each.first <= end or each.last < each.first:
+                raise InvalidRequest("the ranges are not in order")
+            end = each.last
+        kept: list[tuple[int, int]] = []
+        for first, last, known in wanted:
+            for batch in ranges.overlapping(first, last):
+                is_held = batch.state == ACQUIRED and batch.is_range and batch.holder == member
+                if is_held and batch.pending_token != NOT_PENDING:
+                    raise CoordinatorLoadInProgress("a change of these leases is being stored")
+                if is_held and (batch.deliveries == known or (counts_delivery and batch.deliveries > known)):
+                    kept.append((max(first, batch.first), min(last, batch.last)))
+        released: list[tuple[int, int]] = []
+        if releases_others:
+            held = [
+                (batch.first, batch.last)
+                for batch in ranges
+                if batch.holder == member
+                and batch.is_range
+                and batch.state == ACQUIRED
+                and batch.pending_token == NOT_PENDING
+            ]
+            released = difference(held, kept)
+        if not kept and not released:
+            return [], None
+        step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, 0.0)
+        changed: list[InFlightBatch] = []
+        for first, last in kept:
+            for batch in ranges.split(first, last):
+                self._keep(batch, lease_ms, member, step, counts_delivery=counts_delivery)
+                changed.append(batch)
+        for first, last in released:
+            for batch in ranges.split(first, last):
+                uncounted = batch.uncounted_deliveries + 1
+                self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted)
+                changed.append(batch)
+        changed.sort(key=attrgetter("first"))
+        cause = BY_CLAIM if counts_delivery else BY_ACKNOWLEDGEMENT
+        return acquired_ranges(changed), self._update(step.token, changed, durable=True, cause=cause)
+
+    def _keep(
+        self, batch: InFlightBatch, lease_ms: int, member: str, step: _UpdateContext, *, counts_delivery: bool
+    ) -> None:
+        """Start a range lease again; see `keep_ranges`."""
+        attempts = batch.deliveries - batch.uncounted_deliveries
+        if counts_delivery and (
+            attempts >= self.settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX
+        ):
+            self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, "", member, step, batch.uncounted_deliveries)
+            return
+        self._in_flight.change_state(
+            batch,
+            ACQUIRED,
+            step.token,
+            deliveries=batch.deliveries + counts_delivery,
+            deadline_ms=step.now_ms + lease_ms,
+            lease_ms=lease_ms,
+            is_range=True,
         )
 
     def release_member(self, member: str, now_ms: float, *, uncounted: bool = True) -> Update | None:
@@ -1138,6 +1258,19 @@ class SharePartition:
     def leased_count(self) -> int:
         """Number of records leased now."""
         return self._in_flight.leased_count
+
+    def lock_count(self, *, is_range: bool) -> int:
+        """Return the number of records that are leased now by range leases, or by the other leases."""
+        in_ranges = self._in_flight.range_count
+        return in_ranges if is_range else self._in_flight.leased_count - in_ranges
+
+    def free_lock_count(self, *, is_range: bool = False) -> int:
+        """Return the number of records that can still be leased by range leases, or by other ones; below 0 after a
+        limit was lowered."""
+        in_flight, settings = self._in_flight, self.settings
+        if is_range:
+            return settings.range_locks_max - in_flight.range_count
+        return settings.record_locks_max - in_flight.leased_count + in_flight.range_count
 
     @property
     def ranges(self) -> BatchMap:

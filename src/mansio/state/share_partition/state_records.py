@@ -69,6 +69,7 @@ _UNCOUNTED_TAG: Final = 1001
 _DUE_TAG: Final = 1002
 _RESERVATION_TAG: Final = 1003
 _LEASE_TAG: Final = 1004
+_RANGE_TAG: Final = 1005
 LEASE_BOUND_TAG: Final = 1010
 PRODUCER_TAG: Final = 1011
 REDRIVES_TAG: Final = 1012
@@ -317,9 +318,11 @@ def decode_update(
 
 
 def _encode_batch(change: StateBatch) -> bytes:
-    first, last, state, deliveries, uncounted_deliveries, holder, due_ms, lease_ms, reservation = change
+    first, last, state, deliveries, uncounted_deliveries, holder, due_ms, lease_ms, is_range, reservation = (
+        change
+    )
     start = _BATCH.pack(first, last, state, deliveries)
-    if not uncounted_deliveries and due_ms == lease_ms == -1 and reservation is None:
+    if not uncounted_deliveries and due_ms == lease_ms == -1 and reservation is None and not is_range:
         return start + _holder_tags(holder)
     fields: dict[int, bytes] = {}
     if holder:
@@ -332,6 +335,8 @@ def _encode_batch(change: StateBatch) -> bytes:
         fields[_LEASE_TAG] = _LONG.pack(lease_ms)
     if change.reservation is not None:
         fields[_RESERVATION_TAG] = _encode_reservation(change.reservation)
+    if is_range:
+        fields[_RANGE_TAG] = b""
     return start + (encode_tagged_fields(fields) if fields else NO_TAGGED_FIELDS)
 
 
@@ -360,6 +365,7 @@ def _read_batch(reader: Reader) -> StateBatch:
         "" if holder is None else _read_text(reader.nested_reader(holder)),
         -1 if due is None else reader.unpack_field(_LONG, due)[0],
         -1 if lease is None else reader.unpack_field(_LONG, lease)[0],
+        _RANGE_TAG in fields,
         None if reservation is None else _read_reservation(reader.nested_reader(reservation)),
     )
 

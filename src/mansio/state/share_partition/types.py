@@ -50,6 +50,7 @@ BY_DEADLINE: Final = 5
 BY_COPY: Final = 6
 BY_REDRIVE: Final = 7
 BY_LOG_START: Final = 8
+BY_CLAIM: Final = 9
 
 LEASE_MS_MAX: Final = 12 * 60 * 60 * 1000
 """Maximum duration that a member can choose for a lease, as in SQS."""
@@ -121,7 +122,8 @@ class ShareSettings(NamedTuple):
     header with the group key of a record; empty for the record's key. `key_leases_max`: maximum number of records of a
     group key that are leased at once in a topic partition, 0 for no limit. `key_rate`: maximum number of deliveries of
     a group key that start per second in a topic partition, 0 for no limit; `key_burst` more can start at once.
-    `is_fair`: records of a group key with a backlog do not delay those of others.
+    `is_fair`: records of a group key with a backlog do not delay those of others. `range_locks_max`: maximum number of
+    records of a share partition in range leases, which do not count towards `record_locks_max`.
     """
 
     lock_ms: int
@@ -140,6 +142,11 @@ class ShareSettings(NamedTuple):
     key_leases_max: int = 0
     key_rate: float = 0.0
     key_burst: int = 1
+    range_locks_max: int = 0
+
+    def locks_max(self, *, is_range: bool) -> int:
+        """Return the maximum number of records in range leases, or in the other leases."""
+        return self.range_locks_max if is_range else self.record_locks_max
 
     @property
     def has_key_limits(self) -> bool:
@@ -187,7 +194,7 @@ class StateBatch(NamedTuple):
 
     `holder`: id of the member that has leased an ACQUIRED range, otherwise empty. `due_ms`: wall-clock time before
     which an AVAILABLE range is not offered, -1 for none. `lease_ms`: duration that the member has chosen for the lease,
-    -1 for the group's.
+    -1 for the group's. `is_range`: the lease is a range lease.
     """
 
     first: int
@@ -198,6 +205,7 @@ class StateBatch(NamedTuple):
     holder: str = ""
     due_ms: int = -1
     lease_ms: int = -1
+    is_range: bool = False
     reservation: DeadLetterReservation | None = None
 
 

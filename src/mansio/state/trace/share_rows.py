@@ -16,6 +16,7 @@ from mansio.state.share_partition.types import (
     AVAILABLE,
     BY_ACKNOWLEDGEMENT,
     BY_ACQUISITION,
+    BY_CLAIM,
     BY_COPY,
     BY_DEADLINE,
     BY_LOG_START,
@@ -32,6 +33,7 @@ NO_ROW: Final = 0
 
 _ENDED: Final = {
     BY_ACKNOWLEDGEMENT: (rows.RELEASED, rows.BY_MEMBER),
+    BY_CLAIM: (rows.RELEASED, rows.BY_MEMBER),
     BY_MEMBER_END: (rows.RELEASED, rows.MEMBER_LEFT),
     BY_DEADLINE: (rows.EXPIRED, 0),
     BY_REDRIVE: (rows.REDRIVEN, 0),

@@ -27,6 +27,9 @@ are advertised.
 asks the other brokers; it is not advertised. `SearchRecords` is one step of a search for records by key or id. It goes
 to the leader of the partition and is advertised.
 
+`LeaseRanges` leases ranges of offsets to a member that reads the records by Fetch; `KeepRanges` renews or claims such
+leases, and releases those that it does not name. Both go to the leader of the partition and are advertised.
+
 `DescribeSchemas` and `AlterSchemas` are the operations of the schema registry, with JSON objects as in Confluent's REST
 API. They go to the leader of `_schemas`, found by FindCoordinator with key type 100, and are advertised.
 
@@ -1477,6 +1480,89 @@ class AlterSchemasResponse(_Flexible):
     result: bytes = field(metadata=_BYTES, default=b"")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRangesRequest(_Flexible):
+    """Request to lease at most `records_max` records of the partitions to a member, for `lease_ms`, in at most 4,096
+    ranges. While there are none, the broker waits for at most `wait_ms`. The group is created if it does not exist."""
+
+    group_id: str = field(metadata=_TEXT)
+    member_id: str = field(metadata=_TEXT)
+    records_max: int = field(metadata=_INT64)
+    lease_ms: int = field(metadata=_INT64)
+    wait_ms: int = field(metadata=_INT32)
+    topics: tuple[DescribeTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRangeLease(_Flexible):
+    """Consecutive offsets that are leased by a range lease and have the same delivery count."""
+
+    first_offset: int = field(metadata=_INT64)
+    last_offset: int = field(metadata=_INT64)
+    delivery_count: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeLeasesPartition(_Flexible):
+    """Range leases of one partition, ascending, or an error."""
+
+    partition_index: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR, default=0)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    ranges: tuple[OffsetRangeLease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeLeasesTopic(_Flexible):
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partitions: tuple[RangeLeasesPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRangesResponse(_Flexible):
+    """Response, with the partitions that have leases or an error. `order`: the order of the group, none, key or
+    partition, empty without leases; `isolation_level`: 1 if it reads only committed records."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    order: str = field(metadata=_TEXT, default="")
+    isolation_level: int = field(metadata=_INT8, default=0)
+    topics: tuple[RangeLeasesTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPartition(_Flexible):
+    partition_index: int = field(metadata=_INT32)
+    ranges: tuple[OffsetRangeLease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTopic(_Flexible):
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partitions: tuple[KeptPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRangesRequest(_Flexible):
+    """Request to let range leases of a member last for `lease_ms` from now on. A range has the delivery count that the
+    member knows; parts with another one are not kept. `counts_delivery`: the member processes the records again, which
+    counts as a delivery of those with at least that delivery count. `releases_others`: release the other range leases
+    that the member has in the partitions. The response has the ranges that the member has then."""
+
+    group_id: str = field(metadata=_TEXT)
+    member_id: str = field(metadata=_TEXT)
+    lease_ms: int = field(metadata=_INT64)
+    counts_delivery: bool = field(metadata=_BOOL)
+    releases_others: bool = field(metadata=_BOOL)
+    topics: tuple[KeptTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRangesResponse(LeaseRangesResponse):
+    """Response, with all partitions of the request; see `LeaseRangesResponse`."""
+
+
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
@@ -1512,6 +1598,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.SEARCH_RECORDS: (SearchRecordsRequest, SearchRecordsResponse),
     ApiKey.DESCRIBE_SCHEMAS: (DescribeSchemasRequest, DescribeSchemasResponse),
     ApiKey.ALTER_SCHEMAS: (AlterSchemasRequest, AlterSchemasResponse),
+    ApiKey.LEASE_RANGES: (LeaseRangesRequest, LeaseRangesResponse),
+    ApiKey.KEEP_RANGES: (KeepRangesRequest, KeepRangesResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

@@ -611,9 +611,9 @@ class SharePartitionLeader:
 
     # ------------------------------------------------------------------ acquisition and acknowledgement
 
-    def count_available(self, member: str, max_records: int) -> int:
+    def count_available(self, member: str, max_records: int, *, is_range: bool = False) -> int:
         """Return how many records the member could acquire now: at most `max_records`, which may be too many, but 0 if
-        there are none. Used if there are several share partitions.
+        there are none. `is_range`: by range leases. Used if there are several share partitions.
 
         Raises `NotLeaderOrFollower`, and `CorruptLog` or `StorageError` if there are none because keys cannot be
         read."""
@@ -623,7 +623,7 @@ class SharePartitionLeader:
         self.ensure_leader()
         end = self._readable_end(machine.settings)
         keys = _KeyReader(self.partition)
-        ranges = self._find_ranges(machine, keys, member, max_records, end, self.now_ms())
+        ranges = self._find_ranges(machine, keys, member, max_records, end, self.now_ms(), is_range=is_range)
         if not ranges:
             if machine.is_lease_bound_due:
                 return 1  # the bound advances with the next acquisition
@@ -691,26 +691,34 @@ class SharePartitionLeader:
         is_first: bool,
         lease_ms: int = -1,
         locks_max: int | None = None,
+        ranges_max: int = 0,
     ) -> AcquiredRecords | None:
         """Lease available records to a member; return None if there are none.
 
         `strict`: lease at most `max_records`, even within a batch. `is_first`: the response has no records yet, so the
         first batch may exceed `max_bytes`. `lease_ms`: duration of the leases, -1 for the group's. `locks_max`: lease
         at most so many records in any case; None if only the record locks of this share partition limit them.
+        `ranges_max`: above 0, lease by range leases, at most so many ranges, without reading their records.
 
         Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
-        machine = self.ready_state_machine()
+        machine, is_range = self.ready_state_machine(), ranges_max > 0
         if machine is None:
             return None
         self.ensure_leader()
         self.asked_ms = now_ms = self.now_ms()
         end = self._readable_end(machine.settings)
         damage: list[DamagedRange] = []
+        slices: list[LogSlice] = []
         keys = _KeyReader(self.partition)
         while True:
             # Damaged records do not count towards `max_records`.
             unreadable = sorted((each.first_offset, each.end_offset - 1) for each in damage)
-            ranges = self._find_ranges(machine, keys, member, max_records, end, now_ms, unreadable)
+            ranges = self._find_ranges(
+                machine, keys, member, max_records, end, now_ms, unreadable, is_range=is_range
+            )
+            if is_range:
+                read = ranges
+                break
             read, slices, found = (
                 self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
             )
@@ -727,14 +735,17 @@ class SharePartitionLeader:
             now_ms=now_ms,
             lease_ms=lease_ms,
             locks_max=locks_max,
-            aborted=self._aborted_ranges(read, slices) if machine.settings.is_committed_only else (),
+            aborted=self._aborted_ranges(read, slices)
+            if machine.settings.is_committed_only and not is_range
+            else (),
+            ranges_max=ranges_max,
         )
         if not acquired and update is None:
             if damage:
                 raise copied(damage[0])
             self._end_key_search(keys)
             return None
-        if len(slices) > 1 or not acquired:  # drop slices without leased records
+        if slices and (len(slices) > 1 or not acquired):  # drop slices without leased records
             slices = [
                 part
                 for (first, last), part in zip(read, slices, strict=True)
@@ -835,18 +846,28 @@ class SharePartitionLeader:
         end: int,
         now_ms: float,
         unreadable: Sequence[tuple[int, int]] = (),
+        *,
+        is_range: bool = False,
     ) -> list[tuple[int, int]]:
         """Return the ranges that `SharePartition.acquirable_ranges` finds. If they have too few records, read more keys
         of the log first."""
         while machine.free_key_count < max_records and keys.add_batch(machine, end):
             pass
-        ranges = self.call_machine(machine.acquirable_ranges, member, max_records, end, now_ms, unreadable)
+        find = partial(
+            self.call_machine,
+            machine.acquirable_ranges,
+            member,
+            max_records,
+            end,
+            now_ms,
+            unreadable,
+            is_range=is_range,
+        )
+        ranges = find()
         if machine.next_key_offset is not None:
             # Free records may be held back by a limit.
             while count_offsets(ranges) < max_records and keys.add_batch(machine, end):
-                ranges = self.call_machine(
-                    machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
-                )
+                ranges = find()
         return ranges
 
     def _end_key_search(self, keys: _KeyReader) -> None:
@@ -906,14 +927,7 @@ class SharePartitionLeader:
         The state must be loaded. Raises `InvalidRequest`, `InvalidRecordState`, `NotLeaderOrFollower` if this broker
         does not lead the share partition, and `end_error` if this object has ended.
         """
-        machine = self.ready_state_machine()
-        self.ensure_leader()
-        if machine is None:
-            raise (
-                copied(self.end_error)
-                if self.end_error
-                else NotLeaderOrFollower(f"{self.partition.name} is not led here")
-            )
+        machine = self._led_state_machine()
         # A renewal takes effect at once; its deadline is earlier than the old one if the lease duration was reduced.
         is_renewal = any(RENEW in each.types for each in batches)
         call = self.call_machine_and_set_timer if is_renewal else self.call_machine
@@ -922,6 +936,32 @@ class SharePartitionLeader:
 
     def check_acknowledgements(self, member: str, batches: Sequence[AcknowledgementBatch]) -> None:
         """Raise the error that `acknowledge` would raise; nothing is changed."""
+        self._led_state_machine().check_acknowledgements(member, batches)
+
+    def keep_ranges(
+        self,
+        member: str,
+        wanted: Sequence[AcquiredRange],
+        lease_ms: int,
+        *,
+        counts_delivery: bool,
+        releases_others: bool,
+    ) -> tuple[list[AcquiredRange], Update | None]:
+        """Keep range leases; see `SharePartition.keep_ranges`. Also raises the errors of `acknowledge`."""
+        return self.call_machine(
+            self._led_state_machine().keep_ranges,
+            member,
+            wanted,
+            lease_ms,
+            self.now_ms(),
+            self._dependencies.clock.wall_ms(),
+            counts_delivery=counts_delivery,
+            releases_others=releases_others,
+        )
+
+    def _led_state_machine(self) -> SharePartition:
+        """Return the state machine of a share partition that this broker leads. Raises `NotLeaderOrFollower`, and
+        `end_error` if this object has ended."""
         machine = self.ready_state_machine()
         self.ensure_leader()
         if machine is None:
@@ -930,7 +970,7 @@ class SharePartitionLeader:
                 if self.end_error
                 else NotLeaderOrFollower(f"{self.partition.name} is not led here")
             )
-        machine.check_acknowledgements(member, batches)
+        return machine
 
     async def wait_for_change(self, timeout_ms: float) -> None:
         """Wait until more records may be available, this object ends, or the timeout in milliseconds has passed."""

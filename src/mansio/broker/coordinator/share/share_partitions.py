@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
     from mansio.state.share_partition.share_index import AcquisitionOrder
-    from mansio.state.share_partition.types import AcknowledgementBatch, Update
+    from mansio.state.share_partition.types import AcknowledgementBatch, AcquiredRange, Update
 
 ARCHIVE_CHECKS_MAX: Final = 20
 """How often a redrive checks whether the state of recently archived records is stored."""
@@ -100,20 +100,28 @@ class SharePartitions:
 
     # ------------------------------------------------------------------ acquisition
 
-    def has_available(self, member: str) -> bool:
-        """Return whether the member can probably acquire a record now. The states must be loaded. Raises the errors of
-        `SharePartitionLeader.count_available`."""
+    def has_available(self, member: str, *, is_range: bool = False) -> bool:
+        """Return whether the member can probably acquire a record now. `is_range`: by a range lease. The states must be
+        loaded. Raises the errors of `SharePartitionLeader.count_available`."""
         order = self._order
-        leased = {leader.key.number: leader.state_machine.leased_count for leader in self.leaders}
+        leased = self._lock_counts(is_range=is_range)
         return any(
             (
                 order is None
                 or not leader.state_machine.is_offering
-                or order.free_locks(number, leased, leader.state_machine.settings.record_locks_max) > 0
+                or order.free_locks(number, leased, _locks_max(leader, is_range=is_range)) > 0
             )
-            and leader.count_available(member, 1)
+            and leader.count_available(member, 1, is_range=is_range)
             for number, leader in self._by_number.items()
         )
+
+    def _lock_counts(self, *, is_range: bool) -> dict[int, int]:
+        """Return the number of records that are leased now by range leases, or by the other ones, by share
+        partition."""
+        return {
+            number: leader.state_machine.lock_count(is_range=is_range)
+            for number, leader in self._by_number.items()
+        }
 
     def acquire(
         self,
@@ -124,6 +132,7 @@ class SharePartitions:
         strict: bool,
         is_first: bool,
         lease_ms: int = -1,
+        ranges_max: int = 0,
     ) -> Sequence[AcquiredRecords]:
         """Lease available records to a member. The arguments and errors are those of `SharePartitionLeader.acquire`;
         the error of one share partition is raised if there are no records of the others. If not `strict`, whole batches
@@ -137,6 +146,7 @@ class SharePartitions:
                 strict=strict,
                 is_first=is_first,
                 lease_ms=lease_ms,
+                ranges_max=ranges_max,
             )
         leader = self.leaders[0]
         # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
@@ -148,6 +158,7 @@ class SharePartitions:
             strict=strict,
             is_first=is_first,
             lease_ms=lease_ms,
+            ranges_max=ranges_max,
         )
         return () if acquired is None else (acquired,)
 
@@ -161,6 +172,7 @@ class SharePartitions:
         strict: bool,
         is_first: bool,
         lease_ms: int,
+        ranges_max: int,
     ) -> list[AcquiredRecords]:
         for leader in self.leaders:
             if leader.end_error is not None:
@@ -169,17 +181,18 @@ class SharePartitions:
                 raise CoordinatorLoadInProgress(
                     f"{leader.partition.name}: the state of a share partition is being loaded"
                 )
-        leaders = self._by_number
+        leaders, is_range, ranges_left = self._by_number, ranges_max > 0, ranges_max
         failure: MansioError | None = None
-        leased = {number: leader.state_machine.leased_count for number, leader in leaders.items()}
+        leased = self._lock_counts(is_range=is_range)
         available = dict.fromkeys(leaders, 0)
         for number, leader in leaders.items():
-            locks = order.free_locks(number, leased, leader.state_machine.settings.record_locks_max)
+            locks = order.free_locks(number, leased, _locks_max(leader, is_range=is_range))
             if locks > 0 or not leader.state_machine.is_offering:
                 # The keys of each are read even if it gets nothing: limits by key need the leases of all of them.
                 try:
                     # One more than can be delivered: the order has to know which of them still have records then.
-                    count = leader.count_available(member, max(min(max_records + 1, locks), 1))
+                    wanted = max(min(max_records + 1, locks), 1)
+                    count = leader.count_available(member, wanted, is_range=is_range)
                     available[number] = count if locks > 0 else 0
                 except MansioError as error:
                     failure = without_traceback(error)
@@ -193,9 +206,13 @@ class SharePartitions:
             is_unused = False
             for number, records in order.divide(left, remaining):
                 leader = leaders[number]
-                locks = order.free_locks(number, leased, leader.state_machine.settings.record_locks_max)
+                locks = order.free_locks(number, leased, _locks_max(leader, is_range=is_range))
                 remaining[number] -= records
-                if (wanted := min(records, locks, left)) <= 0 or space <= 0:
+                if (
+                    (wanted := min(records, locks, left)) <= 0
+                    or space <= 0
+                    or (is_range and ranges_left <= 0)
+                ):
                     continue
                 try:
                     acquired = leader.call_machine(
@@ -207,6 +224,7 @@ class SharePartitions:
                         is_first=is_first and not delivered,
                         lease_ms=lease_ms,
                         locks_max=locks,
+                        ranges_max=ranges_left,
                     )
                 except MansioError as error:
                     failure, acquired = without_traceback(error), None
@@ -222,6 +240,7 @@ class SharePartitions:
                 leased[number] += acquired.record_count
                 left -= acquired.record_count
                 space -= acquired.size_bytes
+                ranges_left -= len(acquired.acquired)
         order.record(delivered, available)
         if failure is not None and not found:
             raise copied(failure)
@@ -262,6 +281,29 @@ class SharePartitions:
             raise
         return updates
 
+    def keep_ranges(
+        self,
+        member: str,
+        wanted: Sequence[AcquiredRange],
+        lease_ms: int,
+        *,
+        counts_delivery: bool,
+        releases_others: bool,
+    ) -> tuple[list[AcquiredRange], Sequence[tuple[SharePartitionLeader, Update]]]:
+        """Keep range leases; return those that the member has, ascending, and the updates to store. The states must be
+        loaded. Arguments and errors: `SharePartition.keep_ranges`; the ranges may contain offsets of several share
+        partitions, of which each one takes its own."""
+        kept: list[AcquiredRange] = []
+        updates: list[tuple[SharePartitionLeader, Update]] = []
+        for leader in self.leaders:
+            found, update = leader.keep_ranges(
+                member, wanted, lease_ms, counts_delivery=counts_delivery, releases_others=releases_others
+            )
+            kept += found
+            if update is not None:
+                updates.append((leader, update))
+        return sorted(kept), updates
+
     # ------------------------------------------------------------------ inspection and redrive
 
     def leased_ranges(self, ranges_max: int) -> list[LeaseRange]:
@@ -289,6 +331,10 @@ class SharePartitions:
                 total = RedriveResult(*map(sum, zip(total, result, strict=True)))
             dead += leader.state_machine.counts(leader.now_ms()).dead
         return total, dead
+
+
+def _locks_max(leader: SharePartitionLeader, *, is_range: bool) -> int:
+    return leader.state_machine.settings.locks_max(is_range=is_range)
 
 
 def _held_leases(leader: SharePartitionLeader, batches: Sequence[AcknowledgementBatch]) -> HeldLeases:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mansio.broker.coordinator.share.dead_letter_manager import DeadLetterManager
+    from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.coordinator.share.share_partitions import SharePartitions
     from mansio.broker.partition.partition import Partition
@@ -233,7 +234,7 @@ class FactCollector:
             has_available=shares.has_available(_NO_MEMBER),
             waiting_receives=sum(leader.waiter_count for leader in leaders),
             idle_ms=before.idle_ms,
-            record_locks_max=settings.record_locks_max,
+            record_locks_max=_record_locks_max(leaders, settings.record_locks_max),
             lock_ms=settings.lock_ms,
             delivery_limit=settings.delivery_limit,
             order=_order(settings),
@@ -315,6 +316,13 @@ class FactCollector:
                 )
             )
         return found[:REFUSALS_MAX]
+
+
+def _record_locks_max(leaders: Sequence[SharePartitionLeader], locks_max: int) -> int:
+    """Return the maximum number of leased records, 0 if range leases, which it does not limit, exceed it."""
+    locked = sum(leader.state_machine.lock_count(is_range=False) for leader in leaders)
+    leased = sum(leader.state_machine.leased_count for leader in leaders)
+    return 0 if locked < locks_max <= leased else locks_max
 
 
 def _done(shares: SharePartitions) -> int:

@@ -441,6 +441,7 @@ class ReceiveOperation:
         "_max_records",
         "_member_id",
         "_partitions",
+        "_ranges_max",
         "_service",
         "_strict",
         "_user",
@@ -465,10 +466,12 @@ class ReceiveOperation:
         max_wait_ms: int,
         strict: bool,
         lease_ms: int = -1,
+        ranges_max: int = 0,
     ) -> None:
         """`strict`: lease at most `max_records` records. If false, all records of the batch that contains the last
         leased record are leased as well, even above `max_records` (KIP-1206). `lease_ms`: duration of the leases, -1
-        for the group's. `grants`: of the member, which needs READ for the group and the topics; None if it may read
+        for the group's. `ranges_max`: above 0, lease by range leases, at most so many ranges, without reading their
+        records. `grants`: of the member, which needs READ for the group and the topics; None if it may read
         everything. Raises `InvalidRequest`."""
         if not -1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"a lease of {lease_ms} ms; 0 to {LEASE_MS_MAX}")
@@ -485,6 +488,7 @@ class ReceiveOperation:
         self._max_bytes = min(max_bytes, service.settings.fetch_max_bytes)
         self._strict = strict
         self._lease_ms = lease_ms
+        self._ranges_max = ranges_max
         self._deadline_ms = self._now_ms() + max(0, min(max_wait_ms, service.settings.fetch_wait_ms_max))
         self._candidates: list[TopicIdPartition] = []
         self._waiting: Promise[None] | None = None
@@ -548,6 +552,7 @@ class ReceiveOperation:
             if (burst_bytes := quotas.fetch_max_bytes(self._user, self._client_id)) is not None:
                 space = min(space, burst_bytes)
         left, is_unavailable = self._max_records, False
+        is_range, ranges_left = self._ranges_max > 0, self._ranges_max
         found: list[AcquiredRecords] = []
         self._candidates = self._partitions()
         grants, readable = self._grants, None
@@ -556,7 +561,7 @@ class ReceiveOperation:
                 grants.renew()
             readable = grants.readable
         for place in self._candidates:
-            if left <= 0 or space <= 0:
+            if left <= 0 or space <= 0 or (is_range and ranges_left <= 0):
                 break
             if (
                 readable is not None
@@ -574,6 +579,7 @@ class ReceiveOperation:
                     strict=self._strict,
                     is_first=not found,
                     lease_ms=self._lease_ms,
+                    ranges_max=ranges_left,
                 )
             except TRANSIENT_ERRORS:
                 is_unavailable = True
@@ -585,6 +591,7 @@ class ReceiveOperation:
             for acquired in parts:
                 left -= acquired.record_count
                 space -= acquired.size_bytes
+                ranges_left -= len(acquired.acquired) if is_range else 0
         return found, is_unavailable
 
     async def _store_changes(
@@ -660,7 +667,7 @@ class ReceiveOperation:
                     shares = manager.find(self._group_id, place)
                     if not (shares.is_loaded or shares.check_loaded()):
                         is_unavailable = True
-                    elif shares.has_available(self._member_id):
+                    elif shares.has_available(self._member_id, is_range=self._ranges_max > 0):
                         return True
                 except TRANSIENT_ERRORS:
                     is_unavailable = True
