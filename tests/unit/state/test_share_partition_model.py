@@ -4,7 +4,7 @@ Five groups work on one topic partition side by side: without order, in order, i
 with these in order by key; some of them on its records of high priority only. `History` knows what members were told,
 through all restarts: nobody gets what another still has, no two members have records of one key, counts only grow, what
 was acknowledged never comes back, no more records of a key are leased than its limit, and in no interval more
-deliveries of it start than the rate allows.
+deliveries of it start than the rate allows. Members also take range leases, which they keep, claim again or drop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mansio.broker.features.priorities.priority_index import PriorityIndex
-from mansio.errors import InvalidRecordState
+from mansio.errors import CoordinatorLoadInProgress, InvalidRecordState
 from mansio.state.share_partition.machine import SharePartition
 from mansio.state.share_partition.offset_numbers import NumberedOffsets, NumberedRange
 from mansio.state.share_partition.snapshot import with_known_state
@@ -53,7 +53,9 @@ from support.tiers import examples
 LOCK, WALL, BATCH = 100, 1_000_000, 4
 MEMBERS = ("a", "b")
 DONE = (ACKNOWLEDGED, ARCHIVED)
-SETTINGS = ShareSettings(LOCK, 3, 10, 12, 20, False, True, True, Backoff(10, 2.0, 60, 0.0))
+SETTINGS = ShareSettings(
+    LOCK, 3, 10, 12, 20, False, True, True, Backoff(10, 2.0, 60, 0.0), range_locks_max=14
+)
 SIDES = st.sampled_from((0, 1, 2, 3, 4))
 LIMITS = st.sampled_from(((2, 0.0, 1), (1, 50.0, 2), (0, 25.0, 1), (3, 12.5, 3), (0, 0.0, 1)))
 """Leases of a key, deliveries of it per second, and the burst; 0: no limit."""
@@ -93,6 +95,7 @@ class Record:
     busy: int = 0
     sequence: int = -1
     lease: int = -1
+    is_range: bool = False
 
 
 @dataclass
@@ -162,7 +165,7 @@ class Side:
             record = Record(change.state, change.deliveries, change.uncounted_deliveries)
             self.model[o] = record
             if change.state == ACQUIRED:
-                record.holder, record.lease = change.holder, change.lease_ms
+                record.holder, record.lease, record.is_range = change.holder, change.lease_ms, change.is_range
                 record.until = now + lasts(change.lease_ms)
             elif change.state == AVAILABLE and change.due_ms > WALL + now:
                 record.due, record.until = change.due_ms, change.due_ms - WALL
@@ -173,7 +176,10 @@ class Side:
                 self.model[o] = Record(WITHHELD, 1, 1, until=now + left)
         self.flying = []
         # A release that was lost after it had freed locks is undone.
-        self.locks_max = max(self.settings.record_locks_max, self.leased())
+        self.locks_max = {
+            is_range: max(self.settings.locks_max(is_range=is_range), self.leased(is_range=is_range))
+            for is_range in (False, True)
+        }
         self.scanned.clear()
         self.empty_since = now
         self.starts_before = {key: len(starts) for key, starts in self.starts.items()}
@@ -263,7 +269,9 @@ class Side:
     def has_key_index(self) -> bool:
         return self.settings.is_ordered_by_key or self.settings.has_key_limits
 
-    def free_by_key(self, stop: int, now: float, readable: set[int] | None = None) -> list[int]:
+    def free_by_key(
+        self, stop: int, now: float, readable: set[int] | None = None, *, one_per_key: bool = False
+    ) -> list[int]:
         """`readable`: None for all."""
         key_index = present(self.state_machine._in_flight.key_index)
         if key_index.scanned_end < self.keys_needed_until:
@@ -286,6 +294,7 @@ class Side:
             elif key not in closed and places.setdefault(key, self.places(key, now)) > 0:
                 places[key] -= 1
                 found.append(o)
+                closed |= {key} if is_ordered and one_per_key else set()
         return found
 
     def is_counted(self, o: int) -> bool:
@@ -352,10 +361,10 @@ class Side:
                 "more records of a key are leased than the limit"
             )
 
-    def free(self, member: str, stop: int, now: float) -> list[int]:
+    def free(self, member: str, stop: int, now: float, *, one_per_key: bool = False) -> list[int]:
         """What the member might be given, in order; for a group in order up to what it may not pass."""
         if self.has_key_index():
-            return self.free_by_key(stop, now)
+            return self.free_by_key(stop, now, one_per_key=one_per_key)
         found = []
         for o in range(self.start, stop):
             record = self.at(o)
@@ -384,8 +393,8 @@ class Side:
             last += 1
         return last
 
-    def leased(self) -> int:
-        return sum(record.state == ACQUIRED for record in self.model.values())
+    def leased(self, *, is_range: bool) -> int:
+        return sum(record.state == ACQUIRED and record.is_range == is_range for record in self.model.values())
 
     def may_move_bound(self, update: Update) -> None:
         if update.lease_bound > self.lease_bound:
@@ -412,6 +421,7 @@ class Side:
             assert update.durable or change.state != ACQUIRED or change.deliveries == 1, (
                 "a redelivery is durable"
             )
+            assert update.durable or not change.is_range, "a range lease is durable"
         self.flying.append((update, acquired or [], member))
 
     def land(self, update: Update, acquired: list[AcquiredRange], member: str, now: float) -> None:
@@ -514,7 +524,7 @@ class ShareModel(RuleBasedStateMachine):
         if len(side.state_machine.ranges) >= side.settings.in_flight_batches_max:
             stop = min(stop, side.state_machine.ranges.end)
         free = side.free(member, stop, self.now)
-        locks = max(side.settings.record_locks_max - side.leased(), 0)
+        locks = max(side.settings.record_locks_max - side.leased(is_range=False), 0)
         ranges_to_read = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
         offered = [o for first, last in ranges_to_read for o in range(first, last + 1)]
         assert offered == free[: min(most, locks)] or len(ranges_to_read) == (8 if side.own is None else 32)
@@ -567,6 +577,153 @@ class ShareModel(RuleBasedStateMachine):
         side.fly(update, acquired, member)
         if at_once:
             self.land_all(index)
+
+    @rule(
+        index=SIDES,
+        member=st.sampled_from(MEMBERS),
+        most=st.integers(1, 16),
+        ranges_max=st.integers(1, 6),
+        scanned=st.integers(0, 30),
+        lease=st.sampled_from((30, 100, 250)),
+        at_once=st.booleans(),
+    )
+    def lease_ranges(
+        self, index: int, member: str, most: int, ranges_max: int, scanned: int, lease: int, at_once: bool
+    ) -> None:
+        side = self.sides[index]
+        machine = side.state_machine
+        side.scan(min((machine.next_key_offset or 0) + scanned, self.log_end))
+        stop = min(self.log_end, side.lease_bound)
+        if len(machine.ranges) >= side.settings.in_flight_batches_max:
+            stop = min(stop, machine.ranges.end)
+        locks = max(side.settings.range_locks_max - side.leased(is_range=True), 0)
+        free = side.free(member, stop, self.now, one_per_key=True)[: min(most, locks)]
+        planned = machine.acquirable_ranges(member, most, self.log_end, self.now, is_range=True)
+        assert [o for first, last in planned for o in range(first, last + 1)] == free
+        batch_of = {o: at for at, each in enumerate(machine.ranges) for o in range(each.first, each.last + 1)}
+        expected, pieces, before = [], 0, None
+        for at, (first, last) in enumerate(planned):
+            for o in range(first, last + 1):
+                piece = at, batch_of.get(o)
+                pieces += piece != before
+                before = piece
+                if pieces <= ranges_max:
+                    expected.append(o)
+        acquired, update = machine.acquire(
+            member,
+            planned,
+            most,
+            strict=True,
+            batch_ends=(),
+            now_ms=self.now,
+            lease_ms=lease,
+            ranges_max=ranges_max,
+        )
+        assert [o for each in acquired for o in range(each.first, each.last + 1)] == expected
+        assert len(acquired) <= ranges_max
+        token = present(update).token if expected else 0
+        for o in expected:
+            old = side.at(o)
+            side.model[o] = Record(
+                ACQUIRED,
+                old.n + 1,
+                old.f,
+                member,
+                self.now + lease,
+                busy=token,
+                lease=lease,
+                is_range=True,
+            )
+            if (key := key_of(o)) is not None and side.settings.key_rate:
+                side.starts[key].append(self.now)
+            assert o < side.lease_bound
+        side.check_limits(expected, self.now)
+        for o in range(side.start, expected[-1] + 1) if expected else ():
+            old = side.at(o)
+            if not side.has(o) and old.state == AVAILABLE and not old.busy and old.until == math.inf:
+                side.model[o] = Record(ACKNOWLEDGED, 1, busy=token)
+        for each in acquired:
+            assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
+        side.fly(update, acquired, member)
+        if at_once:
+            self.land_all(index)
+
+    @precondition(lambda self: any(record.is_range for side in self.sides for record in side.model.values()))
+    @rule(
+        index=SIDES,
+        which=st.integers(0, 40),
+        size=st.integers(0, 12),
+        lie=st.sampled_from((0, 0, 0, 0, -1, 1)),
+        lease=st.sampled_from((30, 100, 250)),
+        counts=st.booleans(),
+        others=st.booleans(),
+        at_once=st.booleans(),
+    )
+    def keep_ranges(
+        self,
+        index: int,
+        which: int,
+        size: int,
+        lie: int,
+        lease: int,
+        counts: bool,
+        others: bool,
+        at_once: bool,
+    ) -> None:
+        """A member keeps, or claims again, some of its range leases. `lie`: it knows another delivery count."""
+        side = next(
+            each for each in self.from_side(index) if any(record.is_range for record in each.model.values())
+        )
+        ranged = [o for o, record in sorted(side.model.items()) if record.is_range]
+        member = side.at(ranged[which % len(ranged)]).holder
+        mine = [o for o in ranged if side.at(o).holder == member]
+        chosen = mine[which % len(mine) :][:size]
+        wanted: list[AcquiredRange] = []
+        for o in chosen:
+            if wanted and wanted[-1].last + 1 == o and wanted[-1].deliveries == side.at(o).n + lie:
+                wanted[-1] = wanted[-1]._replace(last=o)
+            else:
+                wanted.append(AcquiredRange(o, o, side.at(o).n + lie))
+        is_busy = any(side.at(o).busy for o in chosen)
+        try:
+            kept, update = side.state_machine.keep_ranges(
+                member,
+                wanted,
+                lease,
+                self.now,
+                round(WALL + self.now),
+                counts_delivery=counts,
+                releases_others=others,
+            )
+        except CoordinatorLoadInProgress:
+            assert is_busy
+            return
+        assert not is_busy
+        claimed = chosen if not lie or (counts and lie < 0) else []
+        dropped = [o for o in mine if others and o not in claimed and not side.at(o).busy]
+        assert (update is None) == (not claimed and not dropped)
+        token = update.token if update else 0
+        for o in claimed:
+            old = side.at(o)
+            side.history.has[o] = (member, self.now if counts else self.now + lease)
+            if counts and old.n - old.f >= side.settings.delivery_limit:
+                side.end(o, ARCHIVING, token)
+            else:
+                side.model[o] = replace(
+                    old, n=old.n + counts, until=self.now + lease, lease=lease, busy=token
+                )
+        for o in dropped:
+            side.at(o).f += 1
+            side.history.has[o] = (member, self.now)
+            side.retry(o, token, self.now, 0)
+        still = [o for o in claimed if side.at(o).state == ACQUIRED]
+        assert [o for each in kept for o in range(each.first, each.last + 1)] == still
+        for each in kept:
+            assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
+        assert update is None or update.durable
+        side.fly(update, kept if counts else [], member)
+        if at_once:
+            self.land_all(self.sides.index(side))
 
     @rule(index=st.sampled_from((3, 4)), limits=LIMITS, really=st.sampled_from((False, True)))
     def limits_change(self, index: int, limits: tuple[int, float, int], really: bool) -> None:
@@ -656,7 +813,14 @@ class ShareModel(RuleBasedStateMachine):
             if type_ == RENEW and delay > 0:
                 old = side.at(o)
                 side.model[o] = Record(
-                    ACQUIRED, old.n, old.f, member, self.now + delay, busy=token, lease=delay
+                    ACQUIRED,
+                    old.n,
+                    old.f,
+                    member,
+                    self.now + delay,
+                    busy=token,
+                    lease=delay,
+                    is_range=old.is_range,
                 )
                 continue
             side.history.has[o] = (member, self.now)
@@ -969,6 +1133,7 @@ class ShareModel(RuleBasedStateMachine):
                         span.pending_token,
                     )
                     assert found == (record.state, record.n, record.f, record.due, record.busy), o
+                    assert span.is_range == record.is_range
                     assert record.busy or span.holder == record.holder
                     assert record.state != ACQUIRED or span.holder == record.holder
                     assert record.busy or span.deadline_ms == record.until
@@ -978,7 +1143,10 @@ class ShareModel(RuleBasedStateMachine):
             assert covered == ranges.end
             assert all(record == Record() for o, record in side.model.items() if o >= ranges.end)
             counts = side.state_machine.counts(self.now)
-            assert counts.leased == side.leased() <= side.locks_max
+            leased = {is_range: side.leased(is_range=is_range) for is_range in (False, True)}
+            assert counts.leased == sum(leased.values())
+            for is_range, count in leased.items():
+                assert side.state_machine.lock_count(is_range=is_range) == count <= side.locks_max[is_range]
             assert counts.dead == len(side.dead)
             done = sum(record.state in DONE for record in side.model.values())
             done_own = sum(r.state in DONE for o, r in side.model.items() if side.has(o))

@@ -81,6 +81,7 @@ ANY_CHANGES = st.builds(
     TEXT,
     st.just(-1) | INT64,
     st.just(-1) | INT64,
+    st.booleans(),
     st.none() | TICKETS,
 )
 ISOLATIONS = st.builds(
@@ -133,6 +134,7 @@ SMALL_CHANGES = st.builds(
     st.sampled_from(("", "m")),
     st.sampled_from((-1, 9)),
     st.sampled_from((-1, -1, 0, 60_000)),
+    st.booleans(),
     st.none() | SMALL_TICKETS,
 )
 SMALL_UPDATES = st.builds(

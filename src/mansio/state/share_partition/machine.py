@@ -783,16 +783,17 @@ class SharePartition:
             return [], None
         step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, 0.0)
         changed: list[InFlightBatch] = []
-        for first, last in kept:
+        parts = [(first, last, True) for first, last in kept] + [
+            (first, last, False) for first, last in released
+        ]
+        for first, last, is_kept in sorted(parts):
             for batch in ranges.split(first, last):
-                self._keep(batch, lease_ms, member, step, counts_delivery=counts_delivery)
+                if is_kept:
+                    self._keep(batch, lease_ms, member, step, counts_delivery=counts_delivery)
+                else:
+                    uncounted = batch.uncounted_deliveries + 1
+                    self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted)
                 changed.append(batch)
-        for first, last in released:
-            for batch in ranges.split(first, last):
-                uncounted = batch.uncounted_deliveries + 1
-                self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted)
-                changed.append(batch)
-        changed.sort(key=attrgetter("first"))
         cause = BY_CLAIM if counts_delivery else BY_ACKNOWLEDGEMENT
         return acquired_ranges(changed), self._update(step.token, changed, durable=True, cause=cause)
 
