@@ -317,7 +317,7 @@ KAFKA: Final[Mapping[ApiKey, Row]] = {
     ),
     ApiKey.ACKNOWLEDGE_RECORDS: Row(_RECORDS, _IN_GROUP),
     ApiKey.LEASE_RANGES: Row(_RECORDS, _IN_GROUP),
-    ApiKey.KEEP_RANGES: Row(_RECORDS, _IN_GROUP),
+    ApiKey.ALTER_RANGE_LEASES: Row(_RECORDS, _IN_GROUP),
     ApiKey.DESCRIBE_LEASES: Row(_READS, (_need(_DESCRIBE_GROUP, place=_WHOLE), _need(_DESCRIBE_TOPIC))),
     ApiKey.REDRIVE_RECORDS: Row(
         _ADMINISTERS, (*_IN_GROUP, _need(_WRITE_TOPIC, place=_WHOLE, when="the topic to which they go"))

@@ -124,7 +124,7 @@ class ApiKey(IntEnum):
     DESCRIBE_SCHEMAS = 20132
     ALTER_SCHEMAS = 20133
     LEASE_RANGES = 20134
-    KEEP_RANGES = 20135
+    ALTER_RANGE_LEASES = 20135
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -590,11 +590,11 @@ _ROWS: Final = (
         note="Mansio's own. Leases ranges of offsets to a member that reads the records by Fetch.",
     ),
     Api(
-        ApiKey.KEEP_RANGES,
+        ApiKey.ALTER_RANGE_LEASES,
         0,
         0,
-        "share.range_leases.keep_ranges",
-        note="Mansio's own. Renews or claims such leases, and releases those that it does not name.",
+        "share.range_leases.alter_range_leases",
+        note="Mansio's own. Renews, claims or accepts such leases, and releases those that it does not name.",
     ),
     Api(
         ApiKey.LIST_DELAYED_RECORDS,
@@ -947,7 +947,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_SCHEMAS: 0,
     ApiKey.ALTER_SCHEMAS: 0,
     ApiKey.LEASE_RANGES: 0,
-    ApiKey.KEEP_RANGES: 0,
+    ApiKey.ALTER_RANGE_LEASES: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -41,6 +41,7 @@ from mansio.state.share_partition.types import (
     DeadRange,
     LoadedState,
     Producer,
+    RangeOperation,
     ShareKey,
     ShareSettings,
     Update,
@@ -609,6 +610,8 @@ class ShareModel(RuleBasedStateMachine):
                 before = piece
                 if pieces <= ranges_max:
                     expected.append(o)
+        is_short = machine._lease_bound.is_short
+        expected = [] if is_short else expected
         acquired, update = machine.acquire(
             member,
             planned,
@@ -621,6 +624,7 @@ class ShareModel(RuleBasedStateMachine):
         )
         assert [o for each in acquired for o in range(each.first, each.last + 1)] == expected
         assert len(acquired) <= ranges_max
+        assert not is_short or present(update).lease_bound > side.lease_bound
         token = present(update).token if expected else 0
         for o in expected:
             old = side.at(o)
@@ -655,22 +659,22 @@ class ShareModel(RuleBasedStateMachine):
         size=st.integers(0, 12),
         lie=st.sampled_from((0, 0, 0, 0, -1, 1)),
         lease=st.sampled_from((30, 100, 250)),
-        counts=st.booleans(),
+        operation=st.sampled_from((*RangeOperation, RangeOperation.CLAIM)),
         others=st.booleans(),
         at_once=st.booleans(),
     )
-    def keep_ranges(
+    def alter_range_leases(
         self,
         index: int,
         which: int,
         size: int,
         lie: int,
         lease: int,
-        counts: bool,
+        operation: RangeOperation,
         others: bool,
         at_once: bool,
     ) -> None:
-        """A member keeps, or claims again, some of its range leases. `lie`: it knows another delivery count."""
+        """A member keeps, claims again or accepts some of its range leases. `lie`: it knows another delivery count."""
         side = next(
             each for each in self.from_side(index) if any(record.is_range for record in each.model.values())
         )
@@ -686,19 +690,20 @@ class ShareModel(RuleBasedStateMachine):
                 wanted.append(AcquiredRange(o, o, side.at(o).n + lie))
         is_busy = any(side.at(o).busy for o in chosen)
         try:
-            kept, update = side.state_machine.keep_ranges(
+            kept, update = side.state_machine.alter_range_leases(
                 member,
                 wanted,
+                operation,
                 lease,
                 self.now,
                 round(WALL + self.now),
-                counts_delivery=counts,
                 releases_others=others,
             )
         except CoordinatorLoadInProgress:
             assert is_busy
             return
         assert not is_busy
+        counts = operation == RangeOperation.CLAIM
         claimed = chosen if not lie or (counts and lie < 0) else []
         dropped = [o for o in mine if others and o not in claimed and not side.at(o).busy]
         assert (update is None) == (not claimed and not dropped)
@@ -706,7 +711,10 @@ class ShareModel(RuleBasedStateMachine):
         for o in claimed:
             old = side.at(o)
             side.history.has[o] = (member, self.now if counts else self.now + lease)
-            if counts and old.n - old.f >= side.settings.delivery_limit:
+            if operation == RangeOperation.ACCEPT:
+                side.history.has[o] = (member, self.now)
+                side.end(o, ACKNOWLEDGED, token)
+            elif counts and old.n - old.f >= side.settings.delivery_limit:
                 side.end(o, ARCHIVING, token)
             else:
                 side.model[o] = replace(
@@ -716,7 +724,7 @@ class ShareModel(RuleBasedStateMachine):
             side.at(o).f += 1
             side.history.has[o] = (member, self.now)
             side.retry(o, token, self.now, 0)
-        still = [o for o in claimed if side.at(o).state == ACQUIRED]
+        still = [o for o in claimed if side.at(o).state in (ACQUIRED, ACKNOWLEDGED)]
         assert [o for each in kept for o in range(each.first, each.last + 1)] == still
         for each in kept:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}

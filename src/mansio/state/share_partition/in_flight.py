@@ -714,12 +714,14 @@ def _is_mergeable(one: StateBatch, other: StateBatch) -> bool:
 
 
 def acquired_ranges(batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
-    """Convert in-flight batches into the ranges that a member receives. Adjacent ranges with equal delivery counts are
-    merged. Batches in another state are left out."""
+    """Convert in-flight batches into the ranges that a member receives. Batches in another state are left out."""
+    return delivered_ranges(batch for batch in batches if batch.state == ACQUIRED)
+
+
+def delivered_ranges(batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
+    """Convert in-flight batches into ranges with their delivery counts. Adjacent ones with equal counts are merged."""
     found: list[AcquiredRange] = []
     for batch in batches:
-        if batch.state != ACQUIRED:
-            continue
         if found and found[-1].last + 1 == batch.first and found[-1].deliveries == batch.deliveries:
             found[-1] = found[-1]._replace(last=batch.last)
         else:

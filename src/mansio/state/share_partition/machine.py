@@ -70,6 +70,7 @@ from mansio.state.share_partition.in_flight import (
     TERMINAL,
     InFlightBatch,
     acquired_ranges,
+    delivered_ranges,
     shift_reservation,
     state_batches,
 )
@@ -114,6 +115,7 @@ from mansio.state.share_partition.types import (
     DeadRange,
     LeaseHolder,
     LoadedState,
+    RangeOperation,
     RedriveResult,
     ShareCounts,
     Update,
@@ -207,7 +209,7 @@ class LeaseBound:
         """Whether the bound has to be advanced now."""
         if self._requested is not None:
             return False
-        if self.offset < self._wanted_end:
+        if self.is_short:
             return True
         own = self._own
         if own is None or own.has_all:
@@ -221,6 +223,11 @@ class LeaseBound:
         own = self._own
         end = ranges.end + records if own is None or own.has_all else own.bound_after(ranges.end, records)
         self._wanted_end = min(end, readable_end)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the bound is due because of `widen`."""
+        return self._requested is None and self.offset < self._wanted_end
 
     def request(self, token: int, ranges: BatchMap, settings: ShareSettings) -> int:
         """Start to advance the bound by the update with this token; returns the new bound, effective once the update is
@@ -385,7 +392,8 @@ class SharePartition:
         ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
         `locks_max`: lease at most so many records, also if not `strict`; None for as many as there are free locks.
         `aborted`: ascending ranges in `read` of aborted records, which are never delivered. `ranges_max`: above 0,
-        lease by range leases, at most so many ranges, whose records are not in the response. Returns the leased ranges,
+        lease by range leases, at most so many ranges, whose records are not in the response; none while the lease bound
+        is too low for them, and the caller has to repeat the call when the update is stored. Returns the leased ranges,
         and the update that stores the leases: the caller must call `mark_persisted` before the member receives the
         records.
         """
@@ -414,7 +422,9 @@ class SharePartition:
             batch_ends=batch_ends,
         )
         if is_range:
-            chosen = acquisition.within_batches(chosen, in_flight.ranges, ranges_max)
+            # A lease of one large range costs less than that of two, so the bound is advanced first.
+            is_short = self._lease_bound.is_short
+            chosen = [] if is_short else acquisition.within_batches(chosen, in_flight.ranges, ranges_max)
         if not chosen and not changed and not self.is_lease_bound_due:
             return [], None
         if token == NOT_PENDING:
@@ -729,45 +739,48 @@ class SharePartition:
             is_range=batch.is_range,
         )
 
-    def keep_ranges(
+    def alter_range_leases(
         self,
         member: str,
         wanted: Sequence[AcquiredRange],
+        operation: RangeOperation,
         lease_ms: int,
         now_ms: float,
         wall_ms: int,
         *,
-        counts_delivery: bool,
         releases_others: bool,
     ) -> tuple[list[AcquiredRange], Update | None]:
-        """Give range leases of a member another duration from now on; returns those that the member has, ascending,
-        and the update, or None if there are none.
+        """Keep, claim or accept range leases of a member; returns those for which this was done, ascending, and the
+        update, or None if nothing has changed.
 
-        `wanted`: ascending, disjoint ranges with the delivery counts that the member knows; parts with another one are
-        not kept. `counts_delivery`: the member processes the records again, which counts as a delivery of those with at
-        least the known delivery count; those without an attempt left are dead-lettered, and are not in the result.
-        `releases_others`: release the other range leases of the member, whose deliveries do not count as attempts.
+        `wanted`: ascending, disjoint ranges with the delivery counts that the member knows; parts that it has not
+        leased, or with another count, are left out. KEEP: they last for `lease_ms` from now on. CLAIM: as KEEP, and a
+        delivery of those with at least the known count is counted; those without an attempt left are dead-lettered
+        instead, and are not in the result. ACCEPT: they are done. `releases_others`: release the other range leases of
+        the member, whose deliveries do not count as attempts.
 
         Raises `CoordinatorLoadInProgress` while a change of these leases is being stored, `InvalidRequest` for invalid
         ranges or durations.
         """
         in_flight, ranges = self._in_flight, self._in_flight.ranges
         self._wall_clock_offset_ms = wall_ms - now_ms
-        if not 0 < lease_ms <= LEASE_MS_MAX:
+        if operation != RangeOperation.ACCEPT and not 0 < lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"a lease of {lease_ms} ms; 1 to {LEASE_MS_MAX}")
         end = -1
         for each in wanted:
             if each.first <= end or each.last < each.first:
                 raise InvalidRequest("the ranges are not in order")
             end = each.last
-        kept: list[tuple[int, int]] = []
+        may_differ = operation == RangeOperation.CLAIM
+        found: list[tuple[int, int]] = []
         for first, last, known in wanted:
             for batch in ranges.overlapping(first, last):
-                is_held = batch.state == ACQUIRED and batch.is_range and batch.holder == member
-                if is_held and batch.pending_token != NOT_PENDING:
+                if batch.state != ACQUIRED or not batch.is_range or batch.holder != member:
+                    continue
+                if batch.pending_token != NOT_PENDING:
                     raise CoordinatorLoadInProgress("a change of these leases is being stored")
-                if is_held and (batch.deliveries == known or (counts_delivery and batch.deliveries > known)):
-                    kept.append((max(first, batch.first), min(last, batch.last)))
+                if batch.deliveries == known or (may_differ and batch.deliveries > known):
+                    found.append((max(first, batch.first), min(last, batch.last)))
         released: list[tuple[int, int]] = []
         if releases_others:
             held = [
@@ -778,44 +791,51 @@ class SharePartition:
                 and batch.state == ACQUIRED
                 and batch.pending_token == NOT_PENDING
             ]
-            released = difference(held, kept)
-        if not kept and not released:
+            released = difference(held, found)
+        if not found and not released:
             return [], None
         step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, 0.0)
         changed: list[InFlightBatch] = []
-        parts = [(first, last, True) for first, last in kept] + [
-            (first, last, False) for first, last in released
-        ]
-        for first, last, is_kept in sorted(parts):
+        altered: list[InFlightBatch] = []
+        parts = [(*each, True) for each in found] + [(*each, False) for each in released]
+        for first, last, is_wanted in sorted(parts):
             for batch in ranges.split(first, last):
-                if is_kept:
-                    self._keep(batch, lease_ms, member, step, counts_delivery=counts_delivery)
-                else:
+                changed.append(batch)
+                if not is_wanted:
                     uncounted = batch.uncounted_deliveries + 1
                     self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted)
-                changed.append(batch)
-        cause = BY_CLAIM if counts_delivery else BY_ACKNOWLEDGEMENT
-        return acquired_ranges(changed), self._update(step.token, changed, durable=True, cause=cause)
+                    continue
+                self._alter_range_lease(batch, operation, lease_ms, member, step)
+                if operation == RangeOperation.ACCEPT or batch.state == ACQUIRED:
+                    altered.append(batch)
+        cause = BY_CLAIM if operation == RangeOperation.CLAIM else BY_ACKNOWLEDGEMENT
+        return delivered_ranges(altered), self._update(step.token, changed, durable=True, cause=cause)
 
-    def _keep(
-        self, batch: InFlightBatch, lease_ms: int, member: str, step: _UpdateContext, *, counts_delivery: bool
+    def _alter_range_lease(
+        self,
+        batch: InFlightBatch,
+        operation: RangeOperation,
+        lease_ms: int,
+        member: str,
+        step: _UpdateContext,
     ) -> None:
-        """Start a range lease again; see `keep_ranges`."""
-        attempts = batch.deliveries - batch.uncounted_deliveries
-        if counts_delivery and (
-            attempts >= self.settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX
-        ):
-            self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, "", member, step, batch.uncounted_deliveries)
-            return
-        self._in_flight.change_state(
-            batch,
-            ACQUIRED,
-            step.token,
-            deliveries=batch.deliveries + counts_delivery,
-            deadline_ms=step.now_ms + lease_ms,
-            lease_ms=lease_ms,
-            is_range=True,
-        )
+        """See `alter_range_leases`."""
+        uncounted, is_claim = batch.uncounted_deliveries, operation == RangeOperation.CLAIM
+        attempts = batch.deliveries - uncounted
+        if operation == RangeOperation.ACCEPT:
+            self._in_flight.change_state(batch, ACKNOWLEDGED, step.token, holder=member)
+        elif is_claim and (attempts >= self.settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX):
+            self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, "", member, step, uncounted)
+        else:
+            self._in_flight.change_state(
+                batch,
+                ACQUIRED,
+                step.token,
+                deliveries=batch.deliveries + is_claim,
+                deadline_ms=step.now_ms + lease_ms,
+                lease_ms=lease_ms,
+                is_range=True,
+            )
 
     def release_member(self, member: str, now_ms: float, *, uncounted: bool = True) -> Update | None:
         """Release all records that are leased to a member that has left the group; other members can acquire them at

@@ -13,6 +13,7 @@ Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.backoff import grown_delay
@@ -70,6 +71,15 @@ BACKLOG_QUEUES: Final = range(16, 32)
 
 OPEN_END: Final = 2**63 - 1
 """End of an isolation that has not ended."""
+
+
+class RangeOperation(IntEnum):
+    """What a member does with its range leases: let them last longer, process them again after an interruption, which
+    counts as a delivery, or accept them."""
+
+    KEEP = 0
+    CLAIM = 1
+    ACCEPT = 2
 
 
 class ShareKey(NamedTuple):

@@ -27,8 +27,9 @@ are advertised.
 asks the other brokers; it is not advertised. `SearchRecords` is one step of a search for records by key or id. It goes
 to the leader of the partition and is advertised.
 
-`LeaseRanges` leases ranges of offsets to a member that reads the records by Fetch; `KeepRanges` renews or claims such
-leases, and releases those that it does not name. Both go to the leader of the partition and are advertised.
+`LeaseRanges` leases ranges of offsets to a member that reads the records by Fetch; `AlterRangeLeases` renews,
+claims or accepts such leases, and releases those that it does not name. Both go to the leader of the partition and are
+advertised.
 
 `DescribeSchemas` and `AlterSchemas` are the operations of the schema registry, with JSON objects as in Confluent's REST
 API. They go to the leader of `_schemas`, found by FindCoordinator with key type 100, and are advertised.
@@ -1507,7 +1508,7 @@ class RangeLeasesPartition(_Flexible):
     """Range leases of one partition, ascending, or an error."""
 
     partition_index: int = field(metadata=_INT32)
-    error_code: int = field(metadata=_ERROR, default=0)
+    error_code: int = field(metadata=_ERROR)
     error_message: str | None = field(metadata=_TEXT, default=None)
     ranges: tuple[OffsetRangeLease, ...]
 
@@ -1532,34 +1533,35 @@ class LeaseRangesResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPartition(_Flexible):
+class AlteredPartition(_Flexible):
     partition_index: int = field(metadata=_INT32)
     ranges: tuple[OffsetRangeLease, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptTopic(_Flexible):
+class AlteredTopic(_Flexible):
     topic_id: uuid.UUID | None = field(metadata=_UUID)
-    partitions: tuple[KeptPartition, ...]
+    partitions: tuple[AlteredPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepRangesRequest(_Flexible):
-    """Request to let range leases of a member last for `lease_ms` from now on. A range has the delivery count that the
-    member knows; parts with another one are not kept. `counts_delivery`: the member processes the records again, which
-    counts as a delivery of those with at least that delivery count. `releases_others`: release the other range leases
-    that the member has in the partitions. The response has the ranges that the member has then."""
+class AlterRangeLeasesRequest(_Flexible):
+    """Request of a member about its range leases. A range has the delivery count that the member knows; parts that it
+    has not leased, or with another count, are left out. `operation`: 0, they last for `lease_ms` from now on; 1, the
+    same, and the member processes the records again, which counts as a delivery of those with at least that delivery
+    count; 2, they are accepted. `releases_others`: release the other range leases that the member has in the
+    partitions. The response has the ranges for which the operation was done."""
 
     group_id: str = field(metadata=_TEXT)
     member_id: str = field(metadata=_TEXT)
     lease_ms: int = field(metadata=_INT64)
-    counts_delivery: bool = field(metadata=_BOOL)
+    operation: int = field(metadata=_INT8)
     releases_others: bool = field(metadata=_BOOL)
-    topics: tuple[KeptTopic, ...]
+    topics: tuple[AlteredTopic, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepRangesResponse(LeaseRangesResponse):
+class AlterRangeLeasesResponse(LeaseRangesResponse):
     """Response, with all partitions of the request; see `LeaseRangesResponse`."""
 
 
@@ -1599,7 +1601,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.DESCRIBE_SCHEMAS: (DescribeSchemasRequest, DescribeSchemasResponse),
     ApiKey.ALTER_SCHEMAS: (AlterSchemasRequest, AlterSchemasResponse),
     ApiKey.LEASE_RANGES: (LeaseRangesRequest, LeaseRangesResponse),
-    ApiKey.KEEP_RANGES: (KeepRangesRequest, KeepRangesResponse),
+    ApiKey.ALTER_RANGE_LEASES: (AlterRangeLeasesRequest, AlterRangeLeasesResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         AcquiredRange,
         ArchivingRange,
         Producer,
+        RangeOperation,
         ShareCounts,
         ShareKey,
         ShareSettings,
@@ -938,24 +939,25 @@ class SharePartitionLeader:
         """Raise the error that `acknowledge` would raise; nothing is changed."""
         self._led_state_machine().check_acknowledgements(member, batches)
 
-    def keep_ranges(
+    def alter_range_leases(
         self,
         member: str,
         wanted: Sequence[AcquiredRange],
+        operation: RangeOperation,
         lease_ms: int,
         *,
-        counts_delivery: bool,
         releases_others: bool,
     ) -> tuple[list[AcquiredRange], Update | None]:
-        """Keep range leases; see `SharePartition.keep_ranges`. Also raises the errors of `acknowledge`."""
+        """Keep, claim or accept range leases; see `SharePartition.alter_range_leases`. Also raises the errors of
+        `acknowledge`."""
         return self.call_machine(
-            self._led_state_machine().keep_ranges,
+            self._led_state_machine().alter_range_leases,
             member,
             wanted,
+            operation,
             lease_ms,
             self.now_ms(),
             self._dependencies.clock.wall_ms(),
-            counts_delivery=counts_delivery,
             releases_others=releases_others,
         )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
     from mansio.state.share_partition.share_index import AcquisitionOrder
-    from mansio.state.share_partition.types import AcknowledgementBatch, AcquiredRange, Update
+    from mansio.state.share_partition.types import AcknowledgementBatch, AcquiredRange, RangeOperation, Update
 
 ARCHIVE_CHECKS_MAX: Final = 20
 """How often a redrive checks whether the state of recently archived records is stored."""
@@ -281,23 +281,23 @@ class SharePartitions:
             raise
         return updates
 
-    def keep_ranges(
+    def alter_range_leases(
         self,
         member: str,
         wanted: Sequence[AcquiredRange],
+        operation: RangeOperation,
         lease_ms: int,
         *,
-        counts_delivery: bool,
         releases_others: bool,
     ) -> tuple[list[AcquiredRange], Sequence[tuple[SharePartitionLeader, Update]]]:
-        """Keep range leases; return those that the member has, ascending, and the updates to store. The states must be
-        loaded. Arguments and errors: `SharePartition.keep_ranges`; the ranges may contain offsets of several share
-        partitions, of which each one takes its own."""
+        """Keep, claim or accept range leases; return those for which it was done, ascending, and the updates to store.
+        The states must be loaded. Arguments and errors: `SharePartition.alter_range_leases`. The ranges may contain
+        offsets of several share partitions, of which each one takes its own."""
         kept: list[AcquiredRange] = []
         updates: list[tuple[SharePartitionLeader, Update]] = []
         for leader in self.leaders:
-            found, update = leader.keep_ranges(
-                member, wanted, lease_ms, counts_delivery=counts_delivery, releases_others=releases_others
+            found, update = leader.alter_range_leases(
+                member, wanted, operation, lease_ms, releases_others=releases_others
             )
             kept += found
             if update is not None:

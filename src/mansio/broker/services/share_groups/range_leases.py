@@ -2,11 +2,11 @@
 
 A range lease is stored durably before it is answered, has a limit of its own (`mansio.share.range.locks.max`), and is
 acknowledged by AcknowledgeRecords. Its member has no share session: its leases end only by an acknowledgement, by
-`keep`, or with their time, so that a member that was away for a while can claim them.
+`alter`, or with their time, so that a member that was away for a while can claim them.
 
 Invariants:
 * A lease is in an answer only after it is stored. A caller that is cancelled, or whose answer is lost, finds its leases
-  by the next call of `keep`, which releases those that it does not name.
+  by the next call of `alter`, which can release those that it does not name.
 * The number of ranges in an answer is bounded.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.leases import LeaseService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.ports import Clock, Scheduler
-    from mansio.state.share_partition.types import AcquiredRange
+    from mansio.state.share_partition.types import AcquiredRange, RangeOperation
     from mansio.wire.topic_partition import TopicIdPartition
 
 RANGES_MAX: Final = 4_096
@@ -55,7 +55,8 @@ class RangesOfPartition:
 
 
 class RangeLeaseService:
-    """Leases ranges of offsets, and keeps these leases. All methods run on the broker's event loop."""
+    """Leases ranges of offsets, and keeps, claims and accepts these leases. All methods run on the broker's event
+    loop."""
 
     __slots__ = (
         "_authorization",
@@ -121,7 +122,9 @@ class RangeLeaseService:
         ]
         if readable:
             await self._leases.register(group_id, readable, caller=caller)
-        deadline_ms = int(caller.timeout_ms(max_wait_ms, self._clock.monotonic()))
+        # Without this, a caller that does not wait would get nothing while a state is being loaded.
+        loads = [self._share_partition_manager.load(group_id, place) for place in partitions]
+        await gather_results(self._scheduler, loads, name="load share partitions")
         operation = ReceiveOperation(
             self._share_service,
             group_id,
@@ -134,7 +137,7 @@ class RangeLeaseService:
             is_active=lambda: True,
             max_records=max_records,
             max_bytes=self._share_service.settings.fetch_max_bytes,
-            max_wait_ms=deadline_ms,
+            max_wait_ms=int(caller.timeout_ms(max_wait_ms, self._clock.monotonic())),
             strict=True,
             lease_ms=lease_ms,
             ranges_max=RANGES_MAX,
@@ -157,19 +160,19 @@ class RangeLeaseService:
         order = "partition" if settings.is_ordered else "key" if settings.is_ordered_by_key else "none"
         return order, settings.is_committed_only
 
-    async def keep(
+    async def alter(
         self,
         group_id: str,
         member_id: str,
         wanted: Mapping[TopicIdPartition, Sequence[AcquiredRange]],
         *,
+        operation: RangeOperation,
         lease_ms: int,
-        counts_delivery: bool,
         releases_others: bool,
         caller: Caller,
     ) -> list[RangesOfPartition]:
-        """Give range leases of a member another duration from now on; the results have the ranges that it has. For the
-        arguments see `SharePartition.keep_ranges`. The caller needs READ for the group and the topics.
+        """Keep, claim or accept range leases of a member; the results have the ranges for which this was done. For the
+        arguments see `SharePartition.alter_range_leases`. The caller needs READ for the group and the topics.
 
         Raises `GroupAuthorizationFailed`, `InvalidGroupId` and `InvalidRequest`; other errors are in the results."""
         self._authorization.check(caller, Operation.READ, ResourceType.GROUP, group_id)
@@ -177,30 +180,30 @@ class RangeLeaseService:
         self._check(list(wanted))
         results = [RangesOfPartition(topic_id, index) for topic_id, index in wanted]
 
-        async def keep(position: int, place: TopicIdPartition, ranges: Sequence[AcquiredRange]) -> None:
+        async def alter(position: int, place: TopicIdPartition, ranges: Sequence[AcquiredRange]) -> None:
             try:
                 self._authorization.check_topic_id(caller, Operation.READ, place[0], self._topic_name)
                 try:
                     shares = await self._share_partition_manager.load_existing(group_id, place)
                 except GroupIdNotFound:  # a group that has read nothing has no leases
                     return
-                kept, updates = shares.keep_ranges(
+                altered, updates = shares.alter_range_leases(
                     member_id,
                     ranges,
+                    operation,
                     lease_ms,
-                    counts_delivery=counts_delivery,
                     releases_others=releases_others,
                 )
                 works = [leader.persist(update) for leader, update in updates]
-                for error in await gather_results(self._scheduler, works, name="keep ranges"):
+                for error in await gather_results(self._scheduler, works, name="alter range leases"):
                     if error is not None:
                         raise error
-                results[position] = RangesOfPartition(*place, kept)
+                results[position] = RangesOfPartition(*place, altered)
             except MansioError as error:
                 results[position] = RangesOfPartition(*place, (), without_traceback(error))
 
-        works = [keep(position, *each) for position, each in enumerate(wanted.items())]
-        await gather_results(self._scheduler, works, name="keep ranges", has_turns=True)
+        works = [alter(position, *each) for position, each in enumerate(wanted.items())]
+        await gather_results(self._scheduler, works, name="alter range leases", has_turns=True)
         return results
 
     @staticmethod

@@ -560,7 +560,10 @@ class ReceiveOperation:
             if grants.revision != grants.rules.revision:
                 grants.renew()
             readable = grants.readable
-        for place in self._candidates:
+        places = self._candidates
+        if is_range:
+            places = [*places]  # a partition that gives all of its part is asked once more
+        for position, place in enumerate(places):
             if left <= 0 or space <= 0 or (is_range and ranges_left <= 0):
                 break
             if (
@@ -571,10 +574,13 @@ class ReceiveOperation:
             ):
                 received[place] = ReceivedPartition(refused)
                 continue
+            wanted = left
+            if is_range:  # an equal part of each, so that the member can process the partitions in parallel
+                wanted = -(-left // max(len(self._candidates) - position, 1))
             try:
                 parts = self._service.share_partition_manager.find(self._group_id, place).acquire(
                     self._member_id,
-                    left,
+                    wanted,
                     space,
                     strict=self._strict,
                     is_first=not found,
@@ -592,6 +598,9 @@ class ReceiveOperation:
                 left -= acquired.record_count
                 space -= acquired.size_bytes
                 ranges_left -= len(acquired.acquired) if is_range else 0
+                wanted -= acquired.record_count
+            if is_range and wanted <= 0 and position < len(self._candidates):
+                places.append(place)
         return found, is_unavailable
 
     async def _store_changes(

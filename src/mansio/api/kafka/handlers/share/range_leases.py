@@ -1,10 +1,10 @@
-"""LeaseRanges (20134) and KeepRanges (20135), APIs of Mansio for members of share groups that read records by Fetch.
+"""LeaseRanges (20134) and AlterRangeLeases (20135), APIs of Mansio for members of share groups that read by Fetch.
 Their fields are defined in `mansio.wire.apis.mansio_apis`.
 
 Behavior: the leader of a partition answers requests about it; each partition of a request succeeds or fails on its own.
 Leases are stored durably before they are answered. LeaseRanges has only the partitions with leases or an error in its
 answer.
-Not obvious: leases of an answer that was lost are those that the next KeepRanges of the member does not name.
+Not obvious: leases of an answer that was lost are those that the next AlterRangeLeases of the member does not name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.handlers.share.share_fetch import error_for_client
-from mansio.state.share_partition.types import AcquiredRange
+from mansio.errors import InvalidRequest
+from mansio.state.share_partition.types import AcquiredRange, RangeOperation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,8 +39,10 @@ async def lease_ranges(service: BrokerServices, request: Struct, context: Reques
     return _fields(service, context, found)
 
 
-async def keep_ranges(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Keep range leases of a member, and release its other ones if it asks for that."""
+async def alter_range_leases(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Keep, claim or accept range leases of a member, and release its other ones if it asks for that."""
     wanted = {
         (topic.topic_id or b"", part.partition_index): [
             AcquiredRange(each.first_offset, each.last_offset, each.delivery_count) for each in part.ranges
@@ -47,16 +50,24 @@ async def keep_ranges(service: BrokerServices, request: Struct, context: Request
         for topic in request.topics
         for part in topic.partitions
     }
-    found = await service.range_leases.keep(
+    found = await service.range_leases.alter(
         request.group_id,
         request.member_id,
         wanted,
         lease_ms=request.lease_ms,
-        counts_delivery=request.counts_delivery,
+        operation=range_operation(request.operation),
         releases_others=request.releases_others,
         caller=context.caller,
     )
     return _fields(service, context, found)
+
+
+def range_operation(number: int) -> RangeOperation:
+    """Return the operation with a number. Raises `InvalidRequest`."""
+    try:
+        return RangeOperation(number)
+    except ValueError as error:
+        raise InvalidRequest(f"unknown operation {number}") from error
 
 
 def _fields(
