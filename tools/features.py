@@ -89,6 +89,7 @@ FEATURES = {
         "S10": "Mirror",
         "S11": "Pipeline lag per partition (`mansio pipeline lag`)",
         "S12": "Schema check",
+        "S13": "A share group as a source: more tasks than partitions, retries and dead letters of rows",
     },
     "Operating": {
         "O1": "Every setting by flag, environment or file; unknown ones are errors; the origin of each value is shown",

@@ -583,20 +583,6 @@ _ROWS: Final = (
         is_advertised=False,
     ),
     Api(
-        ApiKey.LEASE_RANGES,
-        0,
-        0,
-        "share.range_leases.lease_ranges",
-        note="Mansio's own. Leases ranges of offsets to a member that reads the records by Fetch.",
-    ),
-    Api(
-        ApiKey.ALTER_RANGE_LEASES,
-        0,
-        0,
-        "share.range_leases.alter_range_leases",
-        note="Mansio's own. Renews, claims or accepts such leases, and releases those that it does not name.",
-    ),
-    Api(
         ApiKey.LIST_DELAYED_RECORDS,
         0,
         0,
@@ -826,6 +812,20 @@ _ROWS: Final = (
         0,
         "schemas.alter_schemas",
         note="Mansio's own. Registers and deletes schemas, and changes the settings of subjects; as DescribeSchemas.",
+    ),
+    Api(
+        ApiKey.LEASE_RANGES,
+        0,
+        0,
+        "share.range_leases.lease_ranges",
+        note="Mansio's own. Leases ranges of offsets to a member that reads the records by Fetch.",
+    ),
+    Api(
+        ApiKey.ALTER_RANGE_LEASES,
+        0,
+        0,
+        "share.range_leases.alter_range_leases",
+        note="Mansio's own. Renews, claims or accepts such leases, and releases those that it does not name.",
     ),
 )
 

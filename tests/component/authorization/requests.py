@@ -417,6 +417,8 @@ _CHANGES: Final[Mapping[ApiKey, Callable[[dict[str, Any], int, Named], None]]] =
     ApiKey.SHARE_ACKNOWLEDGE: _acknowledge,
     ApiKey.ACKNOWLEDGE_RECORDS: _acknowledge_records,
     ApiKey.REDRIVE_RECORDS: _redrive,
+    ApiKey.LEASE_RANGES: _set(member_id="ab" * 16, records_max=1, lease_ms=1_000, wait_ms=0),
+    ApiKey.ALTER_RANGE_LEASES: _set(member_id="ab" * 16, lease_ms=1_000, operation=0),
     ApiKey.COMMIT_BATCH: _batch,
     ApiKey.LIST_DELAYED_RECORDS: _delayed,
     ApiKey.ALTER_SCHEDULES: _schedule,

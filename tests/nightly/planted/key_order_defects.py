@@ -40,7 +40,7 @@ KEY_ORDER_DEFECTS = (
     Defect(
         "lease of another duration after a restart",
         "state/share_partition/in_flight.py",
-        "self.holder, self.lease_ms = stored.holder, stored.lease_ms",
+        "self.holder, self.lease_ms, self.is_range = stored.holder, stored.lease_ms, stored.is_range",
         "self.holder, self.lease_ms = stored.holder, -1",
         MODEL,
     ),

@@ -35,7 +35,7 @@ PRIORITY_DEFECTS = (
     Defect(
         "lease bound does not reach the next record of the priority",
         "state/share_partition/machine.py",
-        "bound = max(self.offset, own.bound_after(ranges.end, step))",
+        "bound = max(self.offset, own.bound_after(ranges.end, step), self._wanted_end)",
         "bound = max(self.offset, ranges.end + 1)",
         UNIT,
     ),

@@ -6,7 +6,8 @@ from nightly.planted.planted import Defect
 
 CASES = "tests/unit/state/test_share_partition_cases.py"
 DEAD_LETTERS = "tests/unit/state/test_dead_letter_model.py"
-SHARE_ROOM = (CASES, "tests/unit/state/test_share_partition_model.py")
+MODEL = "tests/unit/state/test_share_partition_model.py"
+SHARE_ROOM = (CASES, MODEL)
 DEAD_LETTER_ROOM = (DEAD_LETTERS,)
 SESSION_ROOM = ("tests/unit/state/test_share_session_model.py",)
 MEMBERS_ROOM = ("tests/unit/state/test_share_group_model.py",)
@@ -76,8 +77,8 @@ SHARE_DEFECTS = (
     Defect(
         "redelivery told before it is durable",
         "state/share_partition/machine.py",
-        "durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)",
-        "durable = lease_ms > lock_ms",
+        "durable = is_range or lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)",
+        "durable = is_range or lease_ms > lock_ms",
         found_by("test_delivery_after_the_first_is_known_after_any_loss"),
     ),
     Defect(
@@ -114,6 +115,48 @@ SHARE_DEFECTS = (
         "sequences=(*others[1 - TARGETS_MAX :], (topic_id, partition, sequence))",
         "sequences=(*others[1 - TARGETS_MAX :], (topic_id, partition, first))",
         (f"{DEAD_LETTERS}::test_sequence_goes_round_in_the_middle_of_a_batch",),
+    ),
+    Defect(
+        "range lease told before it is durable",
+        "state/share_partition/machine.py",
+        "durable = is_range or lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)",
+        "durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)",
+        (MODEL,),
+    ),
+    Defect(
+        "range leases of an older run are accepted",
+        "state/share_partition/machine.py",
+        "if batch.deliveries == known or (may_differ and batch.deliveries > known):",
+        "if batch.deliveries >= known:",
+        (MODEL,),
+    ),
+    Defect(
+        "claim of a range lease forgives a delivery",
+        "state/share_partition/machine.py",
+        "deliveries=batch.deliveries + is_claim,",
+        "deliveries=batch.deliveries,",
+        (MODEL,),
+    ),
+    Defect(
+        "range leases take record locks",
+        "state/share_partition/machine.py",
+        "return settings.record_locks_max - in_flight.leased_count + in_flight.range_count",
+        "return settings.record_locks_max - in_flight.leased_count",
+        (MODEL,),
+    ),
+    Defect(
+        "range lease has two records of a key",
+        "state/share_partition/key_index.py",
+        "if key is None or (one_per_key and is_ordered):",
+        "if key is None:",
+        (MODEL,),
+    ),
+    Defect(
+        "range lease is another lease after a restart",
+        "state/share_partition/in_flight.py",
+        "self.holder, self.lease_ms, self.is_range = stored.holder, stored.lease_ms, stored.is_range",
+        "self.holder, self.lease_ms = stored.holder, stored.lease_ms",
+        (MODEL,),
     ),
 )
 

@@ -79,6 +79,8 @@ def test_they_are_announced_with_numbers_of_their_own() -> None:
         (20131, 0, 0),
         (20132, 0, 0),
         (20133, 0, 0),
+        (20134, 0, 0),
+        (20135, 0, 0),
     ]
     assert all(is_flexible(key, 0) for key in NATIVE)
 

@@ -821,10 +821,11 @@ class SharePartition:
     ) -> None:
         """See `alter_range_leases`."""
         uncounted, is_claim = batch.uncounted_deliveries, operation == RangeOperation.CLAIM
-        attempts = batch.deliveries - uncounted
         if operation == RangeOperation.ACCEPT:
             self._in_flight.change_state(batch, ACKNOWLEDGED, step.token, holder=member)
-        elif is_claim and (attempts >= self.settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX):
+        elif is_claim and (
+            batch.deliveries - uncounted >= self.settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX
+        ):
             self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, "", member, step, uncounted)
         else:
             self._in_flight.change_state(

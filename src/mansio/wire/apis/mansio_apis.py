@@ -1520,9 +1520,9 @@ class RangeLeasesTopic(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRangesResponse(_Flexible):
-    """Response, with the partitions that have leases or an error. `order`: the order of the group, none, key or
-    partition, empty without leases; `isolation_level`: 1 if it reads only committed records."""
+class _RangeLeasesResponse(_Flexible):
+    """`order`: the order of the group, none, key or partition, empty without leases; `isolation_level`: 1 if it reads
+    only committed records."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -1530,6 +1530,11 @@ class LeaseRangesResponse(_Flexible):
     order: str = field(metadata=_TEXT, default="")
     isolation_level: int = field(metadata=_INT8, default=0)
     topics: tuple[RangeLeasesTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRangesResponse(_RangeLeasesResponse):
+    """Response, with the partitions that have leases or an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1561,8 +1566,8 @@ class AlterRangeLeasesRequest(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterRangeLeasesResponse(LeaseRangesResponse):
-    """Response, with all partitions of the request; see `LeaseRangesResponse`."""
+class AlterRangeLeasesResponse(_RangeLeasesResponse):
+    """Response, with all partitions of the request."""
 
 
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {

@@ -23,7 +23,7 @@ from mansio.broker.services.share_groups.share import (
 from mansio.errors import GroupIdNotFound, InvalidRequest, MansioError
 from mansio.host.gather_results import gather_results
 from mansio.state.authorization.acls import Operation, ResourceType
-from mansio.tracebacks import without_traceback
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +123,7 @@ class RangeLeaseService:
         if readable:
             await self._leases.register(group_id, readable, caller=caller)
         # Without this, a caller that does not wait would get nothing while a state is being loaded.
-        loads = [self._share_partition_manager.load(group_id, place) for place in partitions]
+        loads = [self._load(group_id, place) for place in partitions]
         await gather_results(self._scheduler, loads, name="load share partitions")
         operation = ReceiveOperation(
             self._share_service,
@@ -150,6 +150,9 @@ class RangeLeaseService:
                 RangesOfPartition(topic_id, index, part.acquired, part.error, order, is_committed_only)
             )
         return found
+
+    async def _load(self, group_id: str, place: TopicIdPartition) -> None:
+        await self._share_partition_manager.load(group_id, place)
 
     def _settings_of(self, group_id: str, place: TopicIdPartition) -> tuple[str, bool]:
         """Return the order of the group, and whether it reads only committed records."""
@@ -197,7 +200,7 @@ class RangeLeaseService:
                 works = [leader.persist(update) for leader, update in updates]
                 for error in await gather_results(self._scheduler, works, name="alter range leases"):
                     if error is not None:
-                        raise error
+                        raise copied(error)
                 results[position] = RangesOfPartition(*place, altered)
             except MansioError as error:
                 results[position] = RangesOfPartition(*place, (), without_traceback(error))
