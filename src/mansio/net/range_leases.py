@@ -54,6 +54,14 @@ class RangeLeases:
         return sum(each.size for ranges in self.ranges.values() for each in ranges)
 
 
+class AlteredLeases(NamedTuple):
+    """Ranges of one partition for which an operation was done, and those of the others that are dead-lettered or
+    discarded, with delivery count 0."""
+
+    ranges: list[RangeLease]
+    ended: list[RangeLease]
+
+
 class RangeAcknowledgement(NamedTuple):
     """Acknowledgement of the offsets `first` to `last` of the delivery with this count. `type`: an acknowledgement type
     of `mansio.state.share_partition.types`; `delay_ms` and `reason` as in `AcknowledgementBatch`."""
@@ -161,9 +169,8 @@ async def alter_range_leases(
     *,
     lease_ms: int = -1,
     releases_others: bool = False,
-) -> dict[TopicPartition, list[RangeLease]]:
-    """Keep, claim or accept range leases of a member; return those for which it was done. For the arguments see
-    `SharePartition.alter_range_leases`.
+) -> dict[TopicPartition, AlteredLeases]:
+    """Keep, claim or accept range leases of a member. For the arguments see `SharePartition.alter_range_leases`.
 
     The request is repeated after a retriable error. If it was done before, ACCEPT returns fewer ranges, and CLAIM
     counts one more delivery."""
@@ -171,7 +178,7 @@ async def alter_range_leases(
     async def send(
         node_id: int,
         requests: Mapping[TopicPartition, Sequence[RangeLease]],
-        results: dict[TopicPartition, list[RangeLease]],
+        results: dict[TopicPartition, AlteredLeases],
     ) -> None:
         ids = {name: (await cluster.topic(name)).topic_id for name in {each.topic for each in requests}}
         fields = {
@@ -215,7 +222,10 @@ async def alter_range_leases(
                     if part.error_code == UnknownTopicId.kafka_code:
                         cluster.mark_stale((place.topic,))
                 else:
-                    results[place] = [_range_lease(each) for each in part.ranges]
+                    results[place] = AlteredLeases(
+                        [_range_lease(each) for each in part.ranges],
+                        [_range_lease(each) for each in part.ended_ranges],
+                    )
         if failure is not None:
             raise copied(failure)
 

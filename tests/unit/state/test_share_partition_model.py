@@ -707,7 +707,7 @@ class ShareModel(RuleBasedStateMachine):
                 wanted.append(AcquiredRange(o, o, side.at(o).n + lie))
         is_busy = any(side.at(o).busy for o in chosen)
         try:
-            kept, update = side.state_machine.alter_range_leases(
+            kept, ended, update = side.state_machine.alter_range_leases(
                 member,
                 wanted,
                 operation,
@@ -721,7 +721,7 @@ class ShareModel(RuleBasedStateMachine):
             return
         assert not is_busy
         counts = operation == RangeOperation.CLAIM
-        claimed = chosen if not lie or (counts and lie < 0) else []
+        claimed = chosen if not lie or (operation != RangeOperation.KEEP and lie < 0) else []
         dropped = [o for o in mine if others and o not in claimed and not side.at(o).busy]
         assert (update is None) == (not claimed and not dropped)
         token = update.token if update else 0
@@ -745,6 +745,8 @@ class ShareModel(RuleBasedStateMachine):
         assert [o for each in kept for o in range(each.first, each.last + 1)] == still
         for each in kept:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
+        over = [o for o in chosen if side.at(o).state in (ARCHIVING, ARCHIVED) or o in side.dead]
+        assert [o for each in ended for o in range(each.first, each.last + 1)] == over
         assert update is None or update.durable
         side.fly(update, kept if counts else [], member)
         if at_once:

@@ -110,6 +110,7 @@ from mansio.state.share_partition.types import (
     WITHHELD,
     AcknowledgementBatch,
     AcquiredRange,
+    AlteredRanges,
     ArchivingRange,
     DeadLetterReservation,
     DeadRange,
@@ -749,15 +750,14 @@ class SharePartition:
         wall_ms: int,
         *,
         releases_others: bool,
-    ) -> tuple[list[AcquiredRange], Update | None]:
-        """Keep, claim or accept range leases of a member; returns those for which this was done, ascending, and the
-        update, or None if nothing has changed.
+    ) -> AlteredRanges:
+        """Keep, claim or accept range leases of a member.
 
         `wanted`: ascending, disjoint ranges with the delivery counts that the member knows; parts that it has not
-        leased, or with another count, are left out. KEEP: they last for `lease_ms` from now on. CLAIM: as KEEP, and a
-        delivery of those with at least the known count is counted; those without an attempt left are dead-lettered
-        instead, and are not in the result. ACCEPT: they are done. `releases_others`: release the other range leases of
-        the member, whose deliveries do not count as attempts.
+        leased are left out. KEEP: those with this delivery count last for `lease_ms` from now on. CLAIM: those with at
+        least this count, too, and a delivery is counted; those without an attempt left are dead-lettered instead.
+        ACCEPT: those with at least this count are done. `releases_others`: release the other range leases of the
+        member, whose deliveries do not count as attempts.
 
         Raises `CoordinatorLoadInProgress` while a change of these leases is being stored, `InvalidRequest` for invalid
         ranges or durations.
@@ -771,7 +771,7 @@ class SharePartition:
             if each.first <= end or each.last < each.first:
                 raise InvalidRequest("the ranges are not in order")
             end = each.last
-        may_differ = operation == RangeOperation.CLAIM
+        may_differ = operation != RangeOperation.KEEP
         found: list[tuple[int, int]] = []
         for first, last, known in wanted:
             for batch in ranges.overlapping(first, last):
@@ -793,7 +793,7 @@ class SharePartition:
             ]
             released = difference(held, found)
         if not found and not released:
-            return [], None
+            return AlteredRanges([], self._ended_ranges(wanted), None)
         step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, 0.0)
         changed: list[InFlightBatch] = []
         altered: list[InFlightBatch] = []
@@ -809,7 +809,19 @@ class SharePartition:
                 if operation == RangeOperation.ACCEPT or batch.state == ACQUIRED:
                     altered.append(batch)
         cause = BY_CLAIM if operation == RangeOperation.CLAIM else BY_ACKNOWLEDGEMENT
-        return delivered_ranges(altered), self._update(step.token, changed, durable=True, cause=cause)
+        update = self._update(step.token, changed, durable=True, cause=cause)
+        return AlteredRanges(delivered_ranges(altered), self._ended_ranges(wanted), update)
+
+    def _ended_ranges(self, wanted: Sequence[AcquiredRange]) -> list[AcquiredRange]:
+        """Return the parts of the ranges that are dead-lettered or discarded, as far as the state has them."""
+        found = [
+            (max(each.first, batch.first), min(each.last, batch.last))
+            for each in wanted
+            for batch in self._in_flight.ranges.overlapping(each.first, each.last)
+            if batch.state in (ARCHIVING, ARCHIVED)
+        ]
+        dead = [(each.first, each.last) for each in self._dead.intersect([each[:2] for each in wanted])]
+        return [AcquiredRange(first, last, 0) for first, last in merge_intervals([*found, *dead])]
 
     def _alter_range_lease(
         self,

@@ -318,6 +318,15 @@ class AcquiredRange(NamedTuple):
     deliveries: int
 
 
+class AlteredRanges(NamedTuple):
+    """Result of an operation on range leases: the ranges for which it was done, those of the others that are
+    dead-lettered or discarded, and the update to store, None for none."""
+
+    altered: list[AcquiredRange]
+    ended: list[AcquiredRange]
+    update: Update | None
+
+
 class AcknowledgementBatch(NamedTuple):
     """Acknowledgement of the offsets `first` to `last`.
 

@@ -1505,12 +1505,14 @@ class OffsetRangeLease(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeLeasesPartition(_Flexible):
-    """Range leases of one partition, ascending, or an error."""
+    """Range leases of one partition, ascending, or an error. `ended_ranges`: ranges in the request that are
+    dead-lettered or discarded, with delivery count 0."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
     error_message: str | None = field(metadata=_TEXT, default=None)
     ranges: tuple[OffsetRangeLease, ...]
+    ended_ranges: tuple[OffsetRangeLease, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1552,10 +1554,10 @@ class AlteredTopic(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterRangeLeasesRequest(_Flexible):
     """Request of a member about its range leases. A range has the delivery count that the member knows; parts that it
-    has not leased, or with another count, are left out. `operation`: 0, they last for `lease_ms` from now on; 1, the
-    same, and the member processes the records again, which counts as a delivery of those with at least that delivery
-    count; 2, they are accepted. `releases_others`: release the other range leases that the member has in the
-    partitions. The response has the ranges for which the operation was done."""
+    has not leased are left out. `operation`: 0, those with that delivery count last for `lease_ms` from now on; 1, the
+    same for those with at least that delivery count, and the member processes the records again, which counts as a
+    delivery; 2, those with at least that delivery count are accepted. `releases_others`: release the other range leases
+    that the member has in the partitions. The response has the ranges for which the operation was done."""
 
     group_id: str = field(metadata=_TEXT)
     member_id: str = field(metadata=_TEXT)

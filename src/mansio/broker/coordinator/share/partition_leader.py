@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
         AcquiredRange,
+        AlteredRanges,
         ArchivingRange,
         Producer,
         RangeOperation,
@@ -947,7 +948,7 @@ class SharePartitionLeader:
         lease_ms: int,
         *,
         releases_others: bool,
-    ) -> tuple[list[AcquiredRange], Update | None]:
+    ) -> AlteredRanges:
         """Keep, claim or accept range leases; see `SharePartition.alter_range_leases`. Also raises the errors of
         `acknowledge`."""
         return self.call_machine(

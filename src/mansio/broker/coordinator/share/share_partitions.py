@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.errors import CoordinatorLoadInProgress, InvalidRecordState, MansioError
 from mansio.state.share_partition.in_flight import NOT_PENDING
 from mansio.state.share_partition.share_index import split_acknowledgements
-from mansio.state.share_partition.types import ACCEPT, ACQUIRED, ARCHIVED, REJECT, RedriveResult
+from mansio.state.share_partition.types import (
+    ACCEPT,
+    ACQUIRED,
+    ARCHIVED,
+    REJECT,
+    AlteredRanges,
+    RedriveResult,
+)
 from mansio.storage.segment_list import LogSlice
 from mansio.tracebacks import copied, without_traceback
 
@@ -289,20 +296,22 @@ class SharePartitions:
         lease_ms: int,
         *,
         releases_others: bool,
-    ) -> tuple[list[AcquiredRange], Sequence[tuple[SharePartitionLeader, Update]]]:
-        """Keep, claim or accept range leases; return those for which it was done, ascending, and the updates to store.
-        The states must be loaded. Arguments and errors: `SharePartition.alter_range_leases`. The ranges may contain
-        offsets of several share partitions, of which each one takes its own."""
-        kept: list[AcquiredRange] = []
+    ) -> tuple[AlteredRanges, Sequence[tuple[SharePartitionLeader, Update]]]:
+        """Keep, claim or accept range leases; return the result without its update, and the updates to store. The
+        states must be loaded. Arguments and errors: `SharePartition.alter_range_leases`. The ranges may contain offsets
+        of several share partitions, of which each one takes its own."""
+        altered: list[AcquiredRange] = []
+        ended: list[AcquiredRange] = []
         updates: list[tuple[SharePartitionLeader, Update]] = []
         for leader in self.leaders:
-            found, update = leader.alter_range_leases(
+            result = leader.alter_range_leases(
                 member, wanted, operation, lease_ms, releases_others=releases_others
             )
-            kept += found
-            if update is not None:
-                updates.append((leader, update))
-        return sorted(kept), updates
+            altered += result.altered
+            ended += result.ended
+            if result.update is not None:
+                updates.append((leader, result.update))
+        return AlteredRanges(sorted(altered), sorted(ended), None), updates
 
     # ------------------------------------------------------------------ inspection and redrive
 

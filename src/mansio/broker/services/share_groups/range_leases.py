@@ -43,12 +43,14 @@ RANGES_MAX: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class RangesOfPartition:
-    """Range leases of one partition, ascending, or the error for which there are none. `order`: the order of the
+    """Range leases of one partition, ascending, or the error for which there are none. `ended`: ranges that the caller
+    named, and that are dead-lettered or discarded. `order`: the order of the
     group: none, key or partition; `is_committed_only`: the group reads only committed records."""
 
     topic_id: bytes
     partition: int
     ranges: Sequence[AcquiredRange] = field(default=())
+    ended: Sequence[AcquiredRange] = field(default=())
     error: MansioError | None = None
     order: str = ""
     is_committed_only: bool = False
@@ -147,7 +149,14 @@ class RangeLeaseService:
         for (topic_id, index), part in received.items():
             order, is_committed_only = self._settings_of(group_id, (topic_id, index))
             found.append(
-                RangesOfPartition(topic_id, index, part.acquired, part.error, order, is_committed_only)
+                RangesOfPartition(
+                    topic_id,
+                    index,
+                    part.acquired,
+                    error=part.error,
+                    order=order,
+                    is_committed_only=is_committed_only,
+                )
             )
         return found
 
@@ -190,7 +199,7 @@ class RangeLeaseService:
                     shares = await self._share_partition_manager.load_existing(group_id, place)
                 except GroupIdNotFound:  # a group that has read nothing has no leases
                     return
-                altered, updates = shares.alter_range_leases(
+                result, updates = shares.alter_range_leases(
                     member_id,
                     ranges,
                     operation,
@@ -201,9 +210,9 @@ class RangeLeaseService:
                 for error in await gather_results(self._scheduler, works, name="alter range leases"):
                     if error is not None:
                         raise copied(error)
-                results[position] = RangesOfPartition(*place, altered)
+                results[position] = RangesOfPartition(*place, result.altered, result.ended)
             except MansioError as error:
-                results[position] = RangesOfPartition(*place, (), without_traceback(error))
+                results[position] = RangesOfPartition(*place, error=without_traceback(error))
 
         works = [alter(position, *each) for position, each in enumerate(wanted.items())]
         await gather_results(self._scheduler, works, name="alter range leases", has_turns=True)

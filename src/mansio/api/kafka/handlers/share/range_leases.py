@@ -70,6 +70,13 @@ def range_operation(number: int) -> RangeOperation:
         raise InvalidRequest(f"unknown operation {number}") from error
 
 
+def _range_fields(ranges: Iterable[AcquiredRange]) -> list[dict[str, Any]]:
+    return [
+        {"first_offset": first, "last_offset": last, "delivery_count": deliveries}
+        for first, last, deliveries in ranges
+    ]
+
+
 def _fields(
     service: BrokerServices, context: RequestContext, found: Iterable[RangesOfPartition]
 ) -> dict[str, Any]:
@@ -85,10 +92,8 @@ def _fields(
                 "partition_index": each.partition,
                 "error_code": code,
                 "error_message": message,
-                "ranges": [
-                    {"first_offset": first, "last_offset": last, "delivery_count": deliveries}
-                    for first, last, deliveries in each.ranges
-                ],
+                "ranges": _range_fields(each.ranges),
+                "ended_ranges": _range_fields(each.ended),
             }
         )
     return {
