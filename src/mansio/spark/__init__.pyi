@@ -23,6 +23,8 @@ from mansio.serde.errors import (
 )
 from mansio.spark.session import session
 from mansio.spark.session.java import JavaHome, JavaNotFound, find_java
+from mansio.spark.share.failures import RecordFailure
+from mansio.spark.share.one_off_lease import LeasedRecords, lease
 from mansio.spark.spark_versions import start_available_now
 from mansio.spark.topic_table import read_topic_as_table
 from mansio.spark.topic_views import register_topics
@@ -39,11 +41,13 @@ __all__ = [
     "ConcurrentArchive",
     "JavaHome",
     "JavaNotFound",
+    "LeasedRecords",
     "MalformedValue",
     "MirrorJob",
     "MirrorResult",
     "NotAnArchiveTable",
     "PartitionReplay",
+    "RecordFailure",
     "ReplayReport",
     "SchemaNotFound",
     "SchemaRegistryError",
@@ -55,6 +59,7 @@ __all__ = [
     "archive",
     "find_java",
     "find_version",
+    "lease",
     "mirror",
     "open_table",
     "read_topic_as_table",

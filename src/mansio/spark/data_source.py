@@ -45,7 +45,13 @@ class MansioSource(PlannedSource):
         """Return the Spark schema of the columns that the options select."""
         from mansio.schemas.column_types import spark_type
         from mansio.spark.arrow.schema import spark_schema
-        from mansio.spark.options import DECODED_COLUMNS, ERROR_COLUMN, reads_deliveries, selected_columns
+        from mansio.spark.options import (
+            DECODED_COLUMNS,
+            ERROR_COLUMN,
+            LEASE_COLUMNS,
+            reads_deliveries,
+            selected_columns,
+        )
 
         if reads_deliveries(self.options):
             from mansio.spark.trace.deliveries import DELIVERY_SPARK_TYPES
@@ -57,6 +63,8 @@ class MansioSource(PlannedSource):
         for name in selected_columns(self.options):
             if name in DECODED_COLUMNS:
                 texts.append(f"{name} {spark_type(types[name])}")
+            elif name in LEASE_COLUMNS:
+                texts.append(f"{name} {LEASE_COLUMNS[name]}")
             else:
                 texts.append(f"{ERROR_COLUMN} string" if name == ERROR_COLUMN else spark_schema((name,)))
         return ", ".join(texts)
@@ -77,6 +85,10 @@ class MansioSource(PlannedSource):
             from mansio.spark.source.archived_topic import TopicTableReader
 
             return TopicTableReader(options, checked_columns(options, schema))
+        if options.share is not None:
+            from mansio.spark.share.leased_reader import LeasedReader
+
+            return LeasedReader(options, options.share, checked_columns(options, schema))
         return BatchReader(options, checked_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -86,6 +98,12 @@ class MansioSource(PlannedSource):
 
         self._begin_plan()
         options = with_decoded_types(self._source_options(streaming=True), schema)
+        if options.share is not None:
+            from mansio.spark.share.share_reader import ShareStreamReader
+
+            return adapt_stream_reader(
+                ShareStreamReader(options, options.share, checked_columns(options, schema))
+            )
         return adapt_stream_reader(StreamReader(options, checked_columns(options, schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -145,7 +163,7 @@ def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ..
     from pyspark.sql.types import StringType
 
     from mansio.spark.arrow.schema import RECORD_SCHEMA, spark_schema
-    from mansio.spark.options import ERROR_COLUMN, ON_UNREADABLE_DEAD_LETTER
+    from mansio.spark.options import ERROR_COLUMN, LEASE_COLUMNS, ON_UNREADABLE_DEAD_LETTER
 
     known = (
         {ERROR_COLUMN: StringType().simpleString()}
@@ -154,6 +172,8 @@ def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ..
     )
     decoded = {one.name: one.format.format for one in options.decoded}
     known |= decoded
+    if options.share is not None:
+        known |= LEASE_COLUMNS
     for name in RECORD_SCHEMA.names:
         known[name] = spark_schema((name,)).removeprefix(f"{name} ").replace(": ", ":").replace(", ", ",")
     return checked_schema(schema, known, free=tuple(decoded))

@@ -32,6 +32,7 @@ from mansio.spark.security_options import (
     SECURITY_OPTIONS,
     parse_security,
 )
+from mansio.state.share_partition.types import LEASE_MS_MAX
 from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
@@ -73,6 +74,12 @@ SOURCE_OPTION_NAMES: Final = (
     "topicIds",
     "asTable",
     "deliveries",
+    "shareGroup",
+    "recordsPerTask",
+    "maxRecordsPerTrigger",
+    "leaseDuration",
+    "onLeaseLost",
+    "leasedBatch",
     "warehouse",
     "catalog",
     "schemaRegistry",
@@ -156,6 +163,18 @@ DECODED_COLUMNS: Final = {"decoded_key": "key", "decoded_value": "value"}
 is decoded from.
 """
 
+LEASE_COLUMNS: Final = {"delivery_count": "int", "lease": "string"}
+"""Last columns of a reader with `shareGroup`, and their Spark types: the number of the delivery of the record, and the
+member that has leased it.
+"""
+
+SHARE_GROUP_OPTION: Final = "shareGroup"
+ON_LEASE_LOST_FAIL: Final = "fail"
+ON_LEASE_LOST_REPROCESS: Final = "reprocess"
+DEFAULT_LEASE_MS: Final = 60 * 60_000
+LEASE_MS_MIN: Final = 10_000
+DEFAULT_LEASED_RECORDS_PER_TRIGGER: Final = 200_000
+
 DEFAULT_FETCH_BYTES: Final = 4 << 20
 DEFAULT_ROWS_PER_BATCH: Final = 65_536
 DEFAULT_BATCH_BYTES: Final = 64 << 20
@@ -213,6 +232,20 @@ class DecodedColumn(NamedTuple):
     is_fixed: bool = False
 
 
+class ShareOptions(NamedTuple):
+    """A share group as the source of a stream."""
+
+    group: str
+    records_per_task: int | None = None
+    """Maximum number of records of a task; None: the records of a batch are divided into 32 tasks."""
+    records_per_trigger: int = DEFAULT_LEASED_RECORDS_PER_TRIGGER
+    lease_ms: int = DEFAULT_LEASE_MS
+    """Duration of the leases of a batch, which the driver renews while the batch runs."""
+    on_lease_lost: str = ON_LEASE_LOST_FAIL
+    leased_batch: str = ""
+    """Leased ranges that a batch read has, as the offset of a stream; empty for a stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """Options of a reader. A limit that is None does not apply."""
@@ -242,6 +275,7 @@ class SourceOptions:
     decoded: tuple[DecodedColumn, ...] = ()
     is_table: bool = False
     """Whether a batch read has the whole topic as of the time at which its tasks run."""
+    share: ShareOptions | None = None
     is_deliveries: bool = False
     """Whether a batch read has the deliveries of the topic's records instead of the records."""
     warehouse: str = ""
@@ -285,6 +319,7 @@ class SourceOptions:
             topic_ids=parse_topic_texts("topicIds", text) if (text := raw.text("topicIds")) else {},
             decoded=_decoded_columns(raw),
             is_table=raw.flag("asTable"),
+            share=_share_options(raw, streaming=streaming),
             is_deliveries=raw.flag(DELIVERIES_OPTION),
             warehouse=(raw.text("warehouse") or "").strip(),
             catalog=raw.text("catalog"),
@@ -499,7 +534,74 @@ def selected_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns that the options of a reader select, including `error`. Other options are not checked."""
     raw = _RawOptions(options, SOURCE_OPTION_NAMES)
     is_dead_letter = raw.choice("onUnreadable", ON_UNREADABLE_MODES) == ON_UNREADABLE_DEAD_LETTER
-    return (*_columns(raw), ERROR_COLUMN) if is_dead_letter else _columns(raw)
+    names = _columns(raw) if raw.text(SHARE_GROUP_OPTION) is None else (*_columns(raw), *LEASE_COLUMNS)
+    return (*names, ERROR_COLUMN) if is_dead_letter else names
+
+
+NOT_SHARED_OPTIONS: Final = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "alignedInputs",
+    "isolation.level",
+    "pipeline",
+    "asTable",
+    "deliveries",
+    "warehouse",
+    "catalog",
+)
+"""Options that have no meaning for a share group: it determines itself which records are delivered."""
+
+SHARE_OPTIONS: Final = (
+    "recordsPerTask",
+    "maxRecordsPerTrigger",
+    "leaseDuration",
+    "onLeaseLost",
+    "leasedBatch",
+)
+
+
+def _share_options(raw: _RawOptions, *, streaming: bool) -> ShareOptions | None:
+    """Return the options of a share group; None without the option `shareGroup`."""
+    group = raw.text(SHARE_GROUP_OPTION)
+    if group is None:
+        for name in SHARE_OPTIONS:
+            if raw.text(name) is not None:
+                raise ConfigError(f"option {name} needs option shareGroup")
+        return None
+    leased_batch = raw.text("leasedBatch") or ""
+    if not streaming and not leased_batch:
+        raise ConfigError(
+            "option shareGroup is for readStream: a batch read has no commit, and Spark may read it again. For one-off"
+            " work use mansio.spark.lease"
+        )
+    if not group.strip():
+        raise ConfigError("option shareGroup is empty: name a share group")
+    for name in NOT_SHARED_OPTIONS:
+        if raw.text(name) is not None:
+            raise ConfigError(
+                f"option {name} has no meaning with shareGroup: the group determines which records are delivered; leave"
+                " it out, or set it for the group with mansio group alter"
+            )
+    lease_ms = raw.milliseconds("leaseDuration", DEFAULT_LEASE_MS)
+    if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
+        raise ConfigError(
+            f"option leaseDuration is {lease_ms} ms: give a duration from {LEASE_MS_MIN // 1000}s to 12h"
+        )
+    return ShareOptions(
+        group.strip(),
+        raw.count("recordsPerTask"),
+        raw.count("maxRecordsPerTrigger") or DEFAULT_LEASED_RECORDS_PER_TRIGGER,
+        lease_ms,
+        raw.choice("onLeaseLost", (ON_LEASE_LOST_FAIL, ON_LEASE_LOST_REPROCESS)),
+        leased_batch,
+    )
 
 
 def _columns(raw: _RawOptions) -> tuple[str, ...]:
