@@ -153,11 +153,16 @@ def query_id(checkpoint: CheckpointDirectory) -> str:
     return str(json.loads(checkpoint.read(METADATA_FILE) or "{}").get("id", ""))
 
 
+def planned_sources(checkpoint: CheckpointDirectory, batch: int) -> tuple[str, ...]:
+    """Return the end offsets of each source that Spark has planned for a batch, as text; empty if it has not."""
+    return tuple((checkpoint.read(f"{OFFSET_LOG}/{batch}") or "").splitlines()[LOG_HEADER_LINES:])
+
+
 def planned_digest(checkpoint: CheckpointDirectory, batch: int) -> str:
     """Return a digest of the end offsets that Spark has planned for a batch; empty if it has not. A repeated batch has
     the same.
     """
-    lines = (checkpoint.read(f"{OFFSET_LOG}/{batch}") or "").splitlines()[LOG_HEADER_LINES:]
+    lines = planned_sources(checkpoint, batch)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS] if lines else ""
 
 

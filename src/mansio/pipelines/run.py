@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from mansio.iceberg.result_table.table import ResultTable, TableTarget
     from mansio.pipelines.checkpoint import CheckpointDirectory
     from mansio.pipelines.pipeline_metrics import PipelineMetrics
+    from mansio.pipelines.work_sink import WorkSink
     from mansio.spark.source.offsets import Offsets
     from mansio.spark.sync_client import SyncClient
     from mansio.wire.topic_partition import TopicPartition
@@ -107,6 +108,9 @@ class PipelineJob:
     output_mode: str = APPEND_MODE
     options: dict[str, str] = field(default_factory=dict)
     """Additional options of the source."""
+    share_group: str | None = None
+    """Share group whose records are processed: one topic, whose failed rows are retried and dead-lettered. None: the
+    records of the topics, in the order of their offsets."""
     exactly_once: bool = True
     """Whether a batch into a topic is written once, and visible to `read_committed` when it is complete. Otherwise its
     records are visible at once, and those of a repeated batch are there again."""
@@ -160,6 +164,8 @@ def run_pipeline(
         raise ConfigError("update mode into a table needs the columns of its key, and append mode has none")
     if job.path is not None and is_update:
         raise ConfigError("files cannot be updated: write to a topic or table, or use append mode")
+    if job.share_group is not None and is_update and job.table is None:
+        raise ConfigError("records of a share group are processed one by one: use append mode")
     restarting = partial(
         run_with_restarts,
         job=f"pipeline {job.name}",
@@ -208,6 +214,10 @@ def _build_result(spark: SparkSession, job: PipelineJob) -> tuple[_PipelineInput
                 )
     except PySparkException as error:
         raise PipelineFailed(failure_reason(str(error))) from error
+    if job.share_group is not None:
+        from mansio.pipelines.work_sink import check_result_columns
+
+        check_result_columns(result)
     if not inputs.ids:
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     return inputs, result
@@ -263,12 +273,10 @@ class _PipelineInputs:
             self.ids[name] = view.topic_id.hex()
             self.partitions = max(self.partitions, len(view.partitions))
         job = self._job
-        chosen = {
-            "kafka.bootstrap.servers": job.bootstrap_servers,
-            "subscribe": topic,
-            "startingOffsets": job.starting_offsets,
-            "pipeline": job.name,
-        }
+        chosen = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": topic}
+        if job.share_group is not None:
+            return self._read_leased(job.share_group, chosen | options)
+        chosen |= {"startingOffsets": job.starting_offsets, "pipeline": job.name}
         if job.stops_when_caught_up:
             chosen["stopAtLatest"] = "true"
         for given in (job.options, options):
@@ -287,6 +295,22 @@ class _PipelineInputs:
                 LIMIT_OPTION: str(self.limit),
                 "alignedInputs": format_aligned_inputs(own, inputs),
             }
+        return self._spark.readStream.format("mansio").options(**chosen).load()
+
+    def _read_leased(self, group: str, chosen: dict[str, str]) -> DataFrame:
+        """Return the records of a share group as a stream. Raises `ConfigError` for a second input."""
+        if self.read_options:
+            raise ConfigError(
+                "a pipeline reads a share group once: each input would lease other records. Name several topics in one"
+                " call of read, separated by commas"
+            )
+        job = self._job
+        chosen = {"shareGroup": group, **job.options, **chosen}
+        if job.records_max is not None:
+            chosen["maxRecordsPerTrigger"] = str(job.records_max)
+        if job.stops_when_caught_up:
+            chosen["stopAtLatest"] = "true"
+        self.read_options.append(chosen)
         return self._spark.readStream.format("mansio").options(**chosen).load()
 
 
@@ -316,9 +340,11 @@ class _PipelineOutput:
         """The target as the checkpoint stores it."""
         if job.table is not None:
             from mansio.iceberg.result_table.table import open_result_table
+            from mansio.pipelines.work_sink import result_schema
             from mansio.spark.sink.result_schema import to_iceberg_schema
 
-            self.table = open_result_table(job.table, to_iceberg_schema(result.schema), spark_settings(spark))
+            schema = result.schema if job.share_group is None else result_schema(result)
+            self.table = open_result_table(job.table, to_iceberg_schema(schema), spark_settings(spark))
             self.table.remove_orphan_files()
             self.target = f"table {self.table.name} ({self.table.iceberg.metadata.table_uuid})"
 
@@ -341,7 +367,9 @@ class _PipelineOutput:
 
     def _writer(self) -> DataStreamWriter:
         job = self._job
-        if job.topic is not None:
+        if job.share_group is not None:
+            writer = self._result.writeStream.foreachBatch(self._work_sink(job.share_group))
+        elif job.topic is not None:
             writer = _topic_writer(job, job.topic, to_record_columns(self._result))
         elif self.table is not None:
             writer = self._result.writeStream.foreachBatch(self._table_sink(self.table))
@@ -351,6 +379,38 @@ class _PipelineOutput:
             writer.queryName(job.name)
             .outputMode(job.output_mode)
             .option("checkpointLocation", job.checkpoint)
+        )
+
+    def _work_sink(self, group: str) -> WorkSink:
+        """Return the function that writes a batch of a share group. Raises `ConfigError`, and the errors of
+        `open_result_table`."""
+        from mansio.pipelines.work_sink import (
+            DirectoryTarget,
+            ResultTableTarget,
+            TopicTarget,
+            WorkSink,
+            WorkTarget,
+        )
+
+        job = self._job
+        target: WorkTarget
+        if job.topic is not None:
+            target = TopicTarget(
+                _topic_options(job, job.topic), job.bootstrap_servers, job.checkpoint, job.exactly_once
+            )
+        elif self.table is not None:
+            identify = partial(_identify_batch, job.checkpoint)
+            target = ResultTableTarget(self.table, self._table_sink(self.table), identify)
+        else:
+            assert job.path is not None
+            target = DirectoryTarget(job.path)
+        return WorkSink(
+            target,
+            group=group,
+            bootstrap_servers=job.bootstrap_servers,
+            checkpoint=job.checkpoint,
+            keeps_key=job.topic is not None,
+            to_columns=to_record_columns if job.topic is not None else _same,
         )
 
     def _table_sink(self, table: ResultTable) -> Callable[[DataFrame, int], None]:
@@ -391,11 +451,7 @@ def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStrea
     """Return the writer to a topic. In update mode the batches are written by `foreachBatch`: Spark refuses update mode
     for a sink in Python.
     """
-    options = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic}
-    if not job.exactly_once:
-        options["exactlyOnce"] = "false"
-    if (context := job_traceparent()) is not None:
-        options["traceparent"] = context
+    options = _topic_options(job, topic)
     location = job.checkpoint
     if job.output_mode == APPEND_MODE:
         return records.writeStream.format("mansio").options(**options)
@@ -408,6 +464,20 @@ def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStrea
         ).save()
 
     return records.writeStream.foreachBatch(write_batch)
+
+
+def _topic_options(job: PipelineJob, topic: str) -> dict[str, str]:
+    """Return the options of the writer to a topic."""
+    options = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic}
+    if not job.exactly_once:
+        options["exactlyOnce"] = "false"
+    if (context := job_traceparent()) is not None:
+        options["traceparent"] = context
+    return options
+
+
+def _same(frame: DataFrame) -> DataFrame:
+    return frame
 
 
 def spark_settings(spark: SparkSession) -> dict[str, str]:

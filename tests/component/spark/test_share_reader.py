@@ -75,8 +75,8 @@ class Driver:
 
     def kill(self) -> None:
         """End the process; what it holds stays leased."""
-        if self.reader._keeper is not None:
-            self.reader._keeper.stop()
+        if self.reader._renewal is not None:
+            self.reader._renewal.stop()
         self.reader = self.new_reader()
 
     def start_of(self, number: int) -> dict[str, Any]:

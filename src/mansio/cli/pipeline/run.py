@@ -144,6 +144,14 @@ def run(
     start: Annotated[
         StartPosition, typer.Option("--from", help="Start position without a checkpoint.")
     ] = StartPosition.EARLIEST,
+    share_group: Annotated[
+        str | None,
+        typer.Option(
+            "--share-group",
+            metavar="GROUP",
+            help="Process the records of this share group one by one: leased, retried and dead-lettered by row.",
+        ),
+    ] = None,
     records_max: Annotated[
         int | None,
         typer.Option(
@@ -227,6 +235,8 @@ def run(
         usage_error("files cannot be updated: use --to or --to-table", "--mode")
     if to_table is not None and (mode is OutputMode.UPDATE) != (key is not None):
         usage_error("rows are updated by key: give both --mode update and --key", "--mode / --key")
+    if share_group is not None and mode is OutputMode.UPDATE and to_table is None:
+        usage_error("records of a share group are processed one by one: use append", "--mode")
     if key is None and (order_by is not None or on_null_key is not OnNullKey.SUSPEND):
         usage_error("they belong to --key", "--order-by / --on-null-key")
     options = dict(parse_name_values(option or (), "--option"))
@@ -295,6 +305,7 @@ def run(
             records_max=records_max or (KEYED_RECORDS_MAX if key else None),
             output_mode=mode.value,
             options=options,
+            share_group=share_group,
             exactly_once=not at_least_once,
         )
         if to is not None and wanted.exactly_once:

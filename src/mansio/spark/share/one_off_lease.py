@@ -13,7 +13,7 @@ from mansio.errors import InvalidRecordState
 from mansio.net.range_leases import alter_range_leases, lease_ranges
 from mansio.spark.options import SHARE_GROUP_OPTION, SourceOptions
 from mansio.spark.share.failures import failures_of, send_failures
-from mansio.spark.share.lease_keeper import LeaseKeeper
+from mansio.spark.share.lease_renewal import LeaseRenewal
 from mansio.spark.share.leased_ranges import LeasedBatch, first_ranges
 from mansio.spark.source.offsets import find_partitions
 from mansio.spark.sync_client import sync_client
@@ -145,10 +145,10 @@ def lease(
     text = json.dumps(batch.to_json())
     frame = spark.read.format("mansio").options(**chosen).option("leasedBatch", text).load()
     leased = LeasedRecords(spark, parsed, share, batch, frame)
-    keeper = LeaseKeeper(parsed, share, batch.member, batch.ranges) if batch.member else None
+    renewal = LeaseRenewal(parsed, share, batch.member, batch.ranges) if batch.member else None
     try:
         yield leased
     finally:
-        if keeper is not None:
-            keeper.stop()
+        if renewal is not None:
+            renewal.stop()
         leased.release()

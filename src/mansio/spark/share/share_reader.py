@@ -30,7 +30,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from mansio.errors import ConfigError, LeaseLost, MansioError
 from mansio.net.range_leases import RangeLease, alter_range_leases, lease_ranges
 from mansio.spark.options import ON_LEASE_LOST_FAIL
-from mansio.spark.share.lease_keeper import LeaseKeeper
+from mansio.spark.share.lease_renewal import LeaseRenewal
 from mansio.spark.share.leased_ranges import (
     LeasedBatch,
     LeasedTask,
@@ -86,7 +86,7 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Offset of the last batch that this process has planned, and `_held` the leases that it has of it."""
         self._held: Mapping[TopicPartition, Sequence[RangeLease]] = {}
         self._accepted: dict[str, Any] | None = None
-        self._keeper: LeaseKeeper | None = None
+        self._renewal: LeaseRenewal | None = None
         self._topic_ids: dict[str, bytes] = {}
         self._target: dict[TopicPartition, int] | None = None
         """End offsets of a query that ends; `_seen` are the ranges that it has delivered."""
@@ -196,7 +196,7 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not batch.member or offset == self._accepted:
             return
         if offset == self._planned:
-            self._stop_keeper()
+            self._stop_renewal()
             self._held = {}
         self._alter(batch.member, batch.ranges, RangeOperation.ACCEPT, releases_others=True)
         self._accepted = offset
@@ -257,8 +257,8 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lost_records,
             )
         self._planned, self._held = end, held
-        self._stop_keeper()
-        self._keeper = LeaseKeeper(self._options, self._share, batch.member, held)
+        self._stop_renewal()
+        self._renewal = LeaseRenewal(self._options, self._share, batch.member, held)
         if not self._topic_ids:
             self._topic_ids = find_partitions(self._client(), self._options, may_be_missing=True).topic_ids
         read = {place: sorted((*held.get(place, ()), *lost[place])) for place in wanted}
@@ -298,7 +298,7 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release what is not in Spark's log, and close the connections; Spark calls this when the query has ended."""
-        self._stop_keeper()
+        self._stop_renewal()
         if self._pending is not None and self._pending != self._planned:
             batch = LeasedBatch.from_json(self._pending)
             try:
@@ -307,10 +307,10 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 logger.info("the leases of a batch that was not begun end by themselves: %s", error)
         close_sync_clients()
 
-    def _stop_keeper(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.stop()
+    def _stop_renewal(self) -> None:
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            renewal.stop()
 
     def _client(self) -> SyncClient:
         return sync_client(self._options.bootstrap_servers, self._options.security)
@@ -321,7 +321,7 @@ class ShareStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             **self.__dict__,
             "_options": options,
-            "_keeper": None,
+            "_renewal": None,
             "_pending": None,
             "_planned": None,
             "_held": {},

@@ -183,6 +183,13 @@ def commit_batch(
     _request_batch(client, query_id, batch_id, transactions, abandoned, is_commit=True)
 
 
+def last_batch(client: SyncClient, query_id: str) -> int:
+    """Return the last batch of a query that the brokers have decided to commit, `NO_BATCH` for none. Raises the
+    brokers' errors; those before version 0.2 refuse the request."""
+    answer = _request_batch(client, query_id, 0, (), (), is_commit=False)
+    return int(answer.last_batch_id)
+
+
 def abort_batch(client: SyncClient, query_id: str, transactions: Sequence[ProducerEpoch]) -> None:
     """Abort transactions, except those that the brokers have decided to commit. Raises the brokers' errors."""
     for at in range(0, len(transactions), ABORTS_PER_REQUEST):
@@ -228,7 +235,7 @@ def _request_batch(
     abandoned: Iterable[ProducerEpoch],
     *,
     is_commit: bool,
-) -> None:
+) -> Any:
     request = {
         "query_id": query_id,
         "batch_id": batch_id,
@@ -236,7 +243,7 @@ def _request_batch(
         "transactions": [each._asdict() for each in transactions],
         "abandoned": [each._asdict() for each in abandoned],
     }
-    _Coordinator(client).request(query_id, ApiKey.COMMIT_BATCH, request, check=check_top_level_error)
+    return _Coordinator(client).request(query_id, ApiKey.COMMIT_BATCH, request, check=check_top_level_error)
 
 
 # -- requests to coordinators --------

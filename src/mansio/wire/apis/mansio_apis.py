@@ -645,8 +645,8 @@ class BatchTransaction(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitBatchRequest(_Flexible):
     """Request. `batch_id`: ascending within the query; `committed`: false aborts the transactions, except those that a
-    decision commits; `transactions`: those of the tasks of the batch; `abandoned`: further ones to abort, of tasks that
-    were repeated."""
+    decision commits, and without any it changes nothing and asks for the last batch; `transactions`: those of the tasks
+    of the batch; `abandoned`: further ones to abort, of tasks that were repeated."""
 
     query_id: str = field(metadata=_TEXT)
     batch_id: int = field(metadata=_INT64)
@@ -657,9 +657,12 @@ class CommitBatchRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitBatchResponse(_Flexible):
+    """Response. `last_batch_id`: the last batch of the query that is decided, -2**63 for none."""
+
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
     error_message: str | None = field(metadata=_TEXT, default=None)
+    last_batch_id: int = field(metadata={**_INT64, "tag": 0}, default=-(2**63))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

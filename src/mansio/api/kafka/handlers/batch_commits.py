@@ -41,7 +41,7 @@ async def commit_batch(service: BrokerServices, request: Struct, context: Reques
     transactions = await _transactions(request.transactions, turns)
     abandoned = await _transactions(request.abandoned, turns)
     try:
-        await service.transactions.commit_batch(
+        last_batch_id = await service.transactions.commit_batch(
             request.query_id,
             request.batch_id,
             transactions,
@@ -51,7 +51,7 @@ async def commit_batch(service: BrokerServices, request: Struct, context: Reques
         )
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
-    return {"error_code": 0}
+    return {"error_code": 0, "last_batch_id": last_batch_id}
 
 
 async def _transactions(named: Any, turns: ItemTurns) -> list[TaskTransaction]:

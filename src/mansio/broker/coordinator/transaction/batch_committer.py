@@ -151,6 +151,14 @@ class BatchCommitter:
             await self._wait_until_settled(query_id)
             await self._abort(query_id, epoch, known, transactions)
 
+    async def last_batch(self, query_id: str) -> int:
+        """Return the id of the last batch of a query that is decided, when the decision is committed; `NO_BATCH` for
+        none."""
+        with coordinator_errors():
+            await self._store.topic.ensure_topic_exists()
+            known = await self._known_decision(query_id)
+        return batch_decision.NO_BATCH if known is None else known.batch_id
+
     # ------------------------------------------------------------------ steps
 
     def _processing(self, query_id: str) -> _Processing:

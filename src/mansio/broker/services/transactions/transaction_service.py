@@ -237,15 +237,16 @@ class TransactionService:
         *,
         is_commit: bool,
         caller: Caller,
-    ) -> None:
-        """Commit the transactions of a batch, all or none, and abort the abandoned ones. With `is_commit` false, or if
+    ) -> int:
+        """Commit the transactions of a batch, all or none, and abort the abandoned ones; return the id of the last
+        batch of the query that is decided, `NO_BATCH` for none. With `is_commit` false, or if
         the batch is decided already, the transactions that no decision commits are aborted. Returns when all of them
         are ended. Idempotent. The caller may WRITE the `transactional_id_prefix` of the query, because the decision
         binds it, and each transactional id.
 
         Raises `InvalidTxnState` if a transaction has ended otherwise, or if a later batch is decided,
-        `ConcurrentTransactions` while another request of the query is processed, and `InvalidRequest` without any
-        transaction, or for one that is not of the query."""
+        `ConcurrentTransactions` while another request of the query is processed, and `InvalidRequest` for a commit
+        without any transaction, or for one that is not of the query."""
         self._check(caller, transactional_id_prefix(query_id))
         for each in chain(transactions, abandoned):
             self._check(caller, each.transactional_id)
@@ -253,12 +254,13 @@ class TransactionService:
                 raise InvalidRequest(
                     f"{each.transactional_id!r} is not a transactional id of the query {query_id!r}"
                 )
-        if not transactions and not abandoned:
+        if not transactions and not abandoned and is_commit:
             raise InvalidRequest("the request names no transaction")
         if is_commit:
             await self._batches.commit(query_id, batch_id, transactions, abandoned)
-        else:
+        elif transactions or abandoned:
             await self._batches.abort(query_id, [*transactions, *abandoned])
+        return await self._batches.last_batch(query_id)
 
     def statistics(self) -> TransactionStatistics:
         """Return the numbers of the transactions that this broker coordinates. The cost grows with the number of open

@@ -33,8 +33,8 @@ STOP_TIMEOUT_S: Final = 60.0
 logger = logging.getLogger(__name__)
 
 
-class LeaseKeeper:
-    """Keeps the leases of one batch of one member."""
+class LeaseRenewal:
+    """Renewal of the leases of one batch of one member."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class LeaseKeeper:
         self._member = member
         self._ranges = ranges
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mansio-lease-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mansio-lease-renewal", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
