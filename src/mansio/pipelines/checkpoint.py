@@ -15,6 +15,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 
 from mansio.errors import MansioError, TopicRecreated
@@ -184,6 +185,9 @@ class CheckpointDirectory(Protocol):
     def write(self, name: str, text: str) -> None:
         """Write a file completely or not at all."""
 
+    def replace(self, name: str, text: str) -> None:
+        """Write a file that may exist, completely or not at all."""
+
 
 def checkpoint_directory(spark: SparkSession, location: str) -> CheckpointDirectory:
     """Return the checkpoint's directory, as the driver of this session sees it."""
@@ -228,6 +232,10 @@ class ConnectDirectory:
         rows = self._spark.createDataFrame([(text,)], "value string").coalesce(1)
         rows.write.mode("overwrite").text(f"{self.location}/{name}")
 
+    def replace(self, name: str, text: str) -> None:
+        """Write a file that may exist. The old one may be gone if the server ends meanwhile."""
+        self.write(name, text)
+
 
 def _raise_unless_missing(error: AnalysisException) -> None:
     """Raise an error of a query again, unless the path does not exist."""
@@ -243,6 +251,7 @@ class HadoopDirectory:
         self.location = location
         """The address of the directory."""
         self._jvm: Any = spark._jvm
+        self._gateway: Any = spark.sparkContext._gateway
         self._path = self._jvm.org.apache.hadoop.fs.Path(location)
         self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
@@ -277,11 +286,35 @@ class HadoopDirectory:
     def write(self, name: str, text: str) -> None:
         """Write a file under another name, then rename it, which is atomic where the file system's rename is. Raises
         `OSError` if it cannot be renamed, on some file systems because the file exists."""
+        partial = self._write_partial(name, text)
+        if not self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name)):
+            raise OSError(f"cannot rename {partial.toString()} to {name}")
+
+    def replace(self, name: str, text: str) -> None:
+        """Write a file under another name, then rename it over the one that may exist, in one step, as Spark does for
+        its logs. A file system without this step, such as an object store, replaces a file when it is closed."""
+        hadoop = self._jvm.org.apache.hadoop.fs
+        path, partial = hadoop.Path(self._path, name), self._write_partial(name, text)
+        try:
+            context = hadoop.FileContext.getFileContext(self._path.toUri(), self._files.getConf())
+            overwrite = self._gateway.new_array(getattr(hadoop, "Options$Rename"), 1)
+            overwrite[0] = getattr(hadoop, "Options$Rename").OVERWRITE
+            context.rename(partial, path, overwrite)
+        except Py4JJavaError as error:
+            if not error.java_exception.getClass().getSimpleName().startswith("Unsupported"):
+                raise
+            self._write_to(path, text)
+            self._files.delete(partial, False)
+
+    def _write_partial(self, name: str, text: str) -> Any:
+        """Write the file under the name of an incomplete one, and return its path."""
         partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL_FILE_SUFFIX}")
-        stream = self._files.create(partial, True)
+        self._write_to(partial, text)
+        return partial
+
+    def _write_to(self, path: Any, text: str) -> None:
+        stream = self._files.create(path, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
-        if not self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name)):
-            raise OSError(f"cannot rename {partial.toString()} to {name}")

@@ -26,7 +26,8 @@ from pyspark.sql.types import StructType
 
 from mansio.errors import ConfigError
 from mansio.pipelines.checkpoint import checkpoint_directory, planned_sources, query_id
-from mansio.spark.share.failures import RecordFailure, failures_of, send_failures
+from mansio.spark.share import failures
+from mansio.spark.share.failures import RecordFailure, failures_of
 from mansio.spark.share.leased_ranges import LeasedBatch
 from mansio.spark.sink.sink_transaction import last_batch
 from mansio.spark.sync_client import sync_client
@@ -106,9 +107,9 @@ class DirectoryTarget:
 
     path: str
 
-    def is_written(self, spark: SparkSession, batch_id: int) -> bool:
-        """Look for the file with which Spark marks a complete write."""
-        return "_SUCCESS" in checkpoint_directory(spark, self.path).names(f"{BATCH_COLUMN}={batch_id}")
+    def is_written(self, spark: SparkSession, batch_id: int) -> bool:  # noqa: ARG002  # the signature of all targets
+        """Return False: a batch is written as a whole again, and its failures are not sent before."""
+        return False
 
     def write(self, results: DataFrame, batch_id: int) -> None:
         """Replace the files of the batch."""
@@ -140,7 +141,7 @@ class StoredFailures(NamedTuple):
 
     def store(self, checkpoint: CheckpointDirectory) -> None:
         """Write the file, completely or not at all."""
-        checkpoint.write(_file_of(self.batch), self.to_text())
+        checkpoint.replace(_file_of(self.batch), self.to_text())
 
 
 def _file_of(batch: int) -> str:
@@ -181,7 +182,7 @@ class WorkSink:
             stored.store(checkpoint)
         if stored.failures:
             member = _member_of(checkpoint, batch_id)
-            send_failures(sync_client(self._bootstrap_servers), self._group, member, stored.failures)
+            failures.send_failures(sync_client(self._bootstrap_servers), self._group, member, stored.failures)
 
     def _write(self, frame: DataFrame, batch_id: int, checkpoint: CheckpointDirectory) -> StoredFailures:
         """Process the rows, and write the results."""

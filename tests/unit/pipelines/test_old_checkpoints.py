@@ -48,6 +48,9 @@ class Directory:
     def write(self, name: str, text: str) -> None:
         raise AssertionError(f"{name} is written")
 
+    def replace(self, name: str, text: str) -> None:
+        self.write(name, text)
+
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("batch", range(len(ENDS)))

@@ -106,6 +106,9 @@ class LocalCheckpoint:
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
 
+    def replace(self, name: str, text: str) -> None:
+        self.write(name, text)
+
 
 def test_last_complete_batch_is_the_newest_in_the_commit_log_not_the_newest_planned(tmp_path: Path) -> None:
     checkpoint = LocalCheckpoint(tmp_path)
