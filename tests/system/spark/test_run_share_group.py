@@ -245,7 +245,7 @@ def test_workers_killed_in_the_middle_go_on_and_have_each_result_once(
         configs = {
             "share.auto.offset.reset": "earliest",
             "mansio.retry.backoff.ms": "0",
-            "share.delivery.count.limit": "20",
+            "share.delivery.count.limit": "5",
         }
         client.admin.alter_group_config(workers.source, configs)
     values = [(None, b"%d" % number) for number in range(count)]
