@@ -277,8 +277,10 @@ def run(
         directories.append(SharedDirectory("target", to_path, "--to-path"))
     stop_signals = StopSignals()
     with stop_signals.handling(), serve_metrics(metrics, called) as collector:
+        from mansio.spark.session import master_with_attempts
+
         spark = start_session(
-            master,
+            master if share_group is None else master_with_attempts(master, remote),
             f"mansio pipeline {called}",
             remote=remote,
             bootstrap_servers=bootstrap_servers,

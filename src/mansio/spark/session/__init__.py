@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL_MASTER = "local[*]"
+LOCAL_MASTER_WITH_ATTEMPTS = "local[*,4]"
+"""A local master that repeats a failed task, as clusters do: a row that has killed its worker is isolated then."""
 
 COMMON_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -128,6 +130,15 @@ def session(
     for key, value in chosen.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def master_with_attempts(master: str | None, remote: str | None) -> str | None:
+    """Return the master for a job whose rows may kill a worker: `LOCAL_MASTER_WITH_ATTEMPTS` where `session` would
+    choose `local[*]`, otherwise the given one."""
+    is_chosen = master is not None or remote is not None
+    if is_chosen or GATEWAY_VARIABLE in os.environ or os.environ.get(REMOTE_VARIABLE):
+        return master
+    return LOCAL_MASTER_WITH_ATTEMPTS
 
 
 def session_settings(master: str | None, name: str) -> dict[str, str]:
