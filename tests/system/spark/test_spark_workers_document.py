@@ -59,6 +59,7 @@ def test_example_of_spark_workers_makes_thumbnails_and_dead_letters(tmp_path: Pa
     assert "published 48 images" in done.stdout
     assert "\n46\n" in done.stdout, output
     assert "not a grayscale image" in done.stdout, output
+    assert "ValueError: " in done.stdout, output
 
 
 def test_workers_on_a_standalone_cluster_make_thumbnails(

@@ -32,8 +32,8 @@ ANY_DELIVERY: Final = -1
 
 
 class RecordFailure(NamedTuple):
-    """A record that failed. `action`: `retry`, after `delay_ms` (-1: the backoff of the group), or `reject`, with
-    `reason` as that of the dead letter."""
+    """A record that failed. `action`: `retry`, after `delay_ms` (-1: the backoff of the group), or `reject`; `reason`:
+    that of the dead letter, if it becomes one."""
 
     topic: str
     partition: int
@@ -79,8 +79,6 @@ def send_failures(client: SyncClient, group: str, member: str, failures: Iterabl
     acks: dict[TopicPartition, list[RangeAcknowledgement]] = {}
     for each in sorted({*failures}):
         kind = REJECT if each.action == REJECTED else RELEASE
-        ack = RangeAcknowledgement(
-            each.offset, each.offset, ANY_DELIVERY, kind, each.delay_ms, each.reason if kind == REJECT else ""
-        )
+        ack = RangeAcknowledgement(each.offset, each.offset, ANY_DELIVERY, kind, each.delay_ms, each.reason)
         acks.setdefault(TopicPartition(each.topic, each.partition), []).append(ack)
     return client.run(acknowledge_ranges(client.cluster, group, member, acks))

@@ -939,7 +939,14 @@ class SharePartition:
         elif run.type == RELEASE and not run.request_batch.was_handed_out:
             self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted + 1)
         elif run.type == RELEASE:
-            self._retry_or_dead_letter(batch, run.request_batch.delay_ms, member, step, uncounted=uncounted)
+            self._retry_or_dead_letter(
+                batch,
+                run.request_batch.delay_ms,
+                member,
+                step,
+                uncounted=uncounted,
+                reason=run.request_batch.reason,
+            )
         else:
             self._dead_letter(batch, CAUSE_REJECTED, run.request_batch.reason, member, step, uncounted)
 
@@ -951,17 +958,18 @@ class SharePartition:
         step: _UpdateContext,
         *,
         uncounted: int | None = None,
+        reason: str = "",
     ) -> None:
         """Offer the records again after a backoff; if they have reached the delivery limit, dead-letter them instead.
 
         `requested_ms`: delay that the consumer has requested, -1 for the group's backoff. `uncounted`: new number of
-        deliveries that do not count as attempts, None to leave it unchanged.
+        deliveries that do not count as attempts, None to leave it unchanged. `reason`: why the last delivery failed.
         """
         settings = self.settings
         uncounted = batch.uncounted_deliveries if uncounted is None else uncounted
         attempts = batch.deliveries - uncounted
         if attempts >= settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX:
-            self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, "", consumer, step, uncounted)
+            self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, reason, consumer, step, uncounted)
             return
         keeps_order = settings.is_ordered and requested_ms < 0
         backoff_ms = (

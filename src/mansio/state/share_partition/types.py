@@ -332,7 +332,8 @@ class AcknowledgementBatch(NamedTuple):
 
     `types`: one acknowledgement type for all offsets, or one for each. `delay_ms`: delay before a released record is
     offered again, -1 for the group's backoff; of a renewal, the duration of the lease from now on, -1 to leave it
-    unchanged. `reason`: reason of a rejection. `delivery_count`: number of the delivery
+    unchanged. `reason`: reason of a rejection, or of a release, for which a record without an attempt left is
+    dead-lettered. `delivery_count`: number of the delivery
     that is acknowledged, -1 for any. `was_handed_out`: false in the release of records that no client has received:
     their delivery does not count as an attempt, and they are offered again at once.
     """

@@ -110,7 +110,7 @@ class AcknowledgeBatch(_Flexible):
 
     `types`: acknowledge types, one byte for all offsets or one for each; `delay_ms`: time before released records are
     offered again, -1 for the group's backoff; of a renewal, the duration of the lease, -1 for the one it has;
-    `reason`: of a rejection, for the dead-lettered record;
+    `reason`: of a rejection, or of a release after the last attempt, for the dead-lettered record;
     `delivery_count`: the acknowledgement applies only to the delivery with this count, -1 to any."""
 
     first_offset: int = field(metadata=_INT64)
