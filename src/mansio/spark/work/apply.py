@@ -21,7 +21,7 @@ from mansio.spark.work.errors import ACTIONS, RETRY, RowError
 from mansio.spark.work.evaluation import ARROW, KINDS, PANDAS, ROW, Evaluated, Function, failed_row, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -172,12 +172,15 @@ def evaluate(
     parts: list[tuple[int, Evaluated]] = []
     for first, end, isolated in _runs(batch, isolation.when, is_repeated=is_repeated):
         rows = batch.slice(first, end - first)
-        calls = calls_of(rows.num_rows, rows_per_call)
-        found = (
-            _isolated(rows, calls, function, result_type, isolation)
-            if isolated
-            else ((call.first, function.call(rows.slice(call.first, call.size))) for call in calls)
-        )
+        found: Iterable[tuple[int, Evaluated]]
+        if isolated:
+            calls = calls_of(rows.num_rows, rows_per_call)
+            found = _isolated(rows, calls, function, result_type, isolation)
+        elif function.is_for_row:
+            found = [(0, function.call(rows))]
+        else:
+            calls = calls_of(rows.num_rows, rows_per_call)
+            found = ((call.first, function.call(rows.slice(call.first, call.size))) for call in calls)
         parts += [(first + begin, each) for begin, each in found]
     return join(parts, result_type)
 

@@ -42,14 +42,17 @@ class Function:
         result_type: pa.StructType,
         on_error: str | Callable[[BaseException], str | int],
     ) -> None:
+        self.is_for_row = kind == ROW
+        """Whether the function is called for each row, however many `call` gets."""
         self._function = function
         self._kind = kind
         self._type = result_type
+        self._names = [each.name for each in result_type]
         self._on_error = on_error
 
     def call(self, rows: pa.RecordBatch) -> Evaluated:
         """Call the function with these rows; a row function is called for each of them."""
-        if self._kind == ROW:
+        if self.is_for_row:
             return self._call_rows(rows)
         errors: Mapping[int, BaseException] = {}
         try:
@@ -70,14 +73,32 @@ class Function:
         from pyspark.sql import Row
 
         as_row = Row(*rows.schema.names)
-        pieces: list[pa.Array] = []
+        function, as_dict = self._function, self._as_dict
+        returned: list[dict[str, Any] | None] = []
         errors: dict[int, RowError] = {}
-        for index, values in enumerate(rows.to_pylist()):
+        columns = [column.to_pylist() for column in rows.columns]
+        for index, values in enumerate(zip(*columns, strict=True)):
             try:
-                piece = pa.array([self._as_dict(self._function(as_row(*values.values())))], self._type)
+                returned.append(as_dict(function(as_row(*values))))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001  # also SystemExit: it is the user's function that fails
+                errors[index] = row_error(error, self._on_error)
+                returned.append(None)
+        try:
+            return Evaluated(pa.array(returned, self._type), errors)
+        except Exception:  # noqa: BLE001  # some results do not fit the schema: the next step finds which
+            return self._convert_one_by_one(returned, errors)
+
+    def _convert_one_by_one(
+        self, returned: Sequence[dict[str, Any] | None], errors: dict[int, RowError]
+    ) -> Evaluated:
+        """Convert results of which some do not fit the schema."""
+        pieces: list[pa.Array] = []
+        for index, each in enumerate(returned):
+            try:
+                piece = pa.array([each], self._type)
+            except Exception as error:  # noqa: BLE001  # of any type, by what the function has returned
                 errors[index] = row_error(error, self._on_error)
                 piece = pa.nulls(1, self._type)
             pieces.append(piece)
@@ -85,7 +106,7 @@ class Function:
 
     def _as_dict(self, returned: Any) -> dict[str, Any]:
         """Return the result of a row as a dictionary with the fields of the schema."""
-        names = [each.name for each in self._type]
+        names = self._names
         if isinstance(returned, dict):
             unknown = returned.keys() - {*names}
             if unknown:
