@@ -50,8 +50,15 @@ class MansioSource(PlannedSource):
             ERROR_COLUMN,
             LEASE_COLUMNS,
             reads_deliveries,
+            reads_states,
             selected_columns,
         )
+
+        if reads_states(self.options):
+            from mansio.spark.share.record_states import STATE_SPARK_TYPES
+
+            self._source_options()
+            return ", ".join(f"`{name}` {kind}" for name, kind in STATE_SPARK_TYPES.items())
 
         if reads_deliveries(self.options):
             from mansio.spark.trace.deliveries import DELIVERY_SPARK_TYPES
@@ -75,6 +82,11 @@ class MansioSource(PlannedSource):
 
         self._begin_plan()
         options = with_decoded_types(self._source_options(), schema)
+        if options.states_of:
+            from mansio.spark.share.record_states import STATE_SPARK_TYPES, StateReader
+
+            columns = checked_schema(schema, STATE_SPARK_TYPES, owner="states of records have")
+            return StateReader(options, columns)
         if options.is_deliveries:
             from mansio.spark.trace.deliveries import DELIVERY_SPARK_TYPES
             from mansio.spark.trace.delivery_reader import DeliveryReader

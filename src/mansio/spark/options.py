@@ -80,6 +80,7 @@ SOURCE_OPTION_NAMES: Final = (
     "leaseDuration",
     "onLeaseLost",
     "leasedBatch",
+    "recordStates",
     "warehouse",
     "catalog",
     "schemaRegistry",
@@ -276,6 +277,8 @@ class SourceOptions:
     is_table: bool = False
     """Whether a batch read has the whole topic as of the time at which its tasks run."""
     share: ShareOptions | None = None
+    states_of: str = ""
+    """Share group whose states of records a batch read has instead of the records; empty for none."""
     is_deliveries: bool = False
     """Whether a batch read has the deliveries of the topic's records instead of the records."""
     warehouse: str = ""
@@ -320,6 +323,7 @@ class SourceOptions:
             decoded=_decoded_columns(raw),
             is_table=raw.flag("asTable"),
             share=_share_options(raw, streaming=streaming),
+            states_of=(raw.text(RECORD_STATES_OPTION) or "").strip(),
             is_deliveries=raw.flag(DELIVERIES_OPTION),
             warehouse=(raw.text("warehouse") or "").strip(),
             catalog=raw.text("catalog"),
@@ -328,6 +332,7 @@ class SourceOptions:
         )
         _check_table_options(raw, parsed, streaming=streaming)
         _check_delivery_options(raw, parsed, streaming=streaming)
+        _check_states_options(raw, parsed, streaming=streaming)
         if parsed.aligned is not None and parsed.offsets_per_trigger_max is None:
             raise ConfigError(
                 "option alignedInputs needs option maxOffsetsPerTrigger, the limit of all inputs"
@@ -684,6 +689,25 @@ def is_record_option(name: str) -> bool:
 def reads_deliveries(options: Mapping[str, str]) -> bool:
     """Whether the options of a reader select deliveries instead of records. Other options are not checked."""
     return _RawOptions(options, SOURCE_OPTION_NAMES).flag(DELIVERIES_OPTION)
+
+
+RECORD_STATES_OPTION: Final = "recordStates"
+
+
+def reads_states(options: Mapping[str, str]) -> bool:
+    """Whether the options of a reader select the states of records instead of records. Other options are not
+    checked."""
+    return bool(_RawOptions(options, SOURCE_OPTION_NAMES).text(RECORD_STATES_OPTION))
+
+
+def _check_states_options(raw: _RawOptions, options: SourceOptions, *, streaming: bool) -> None:
+    if not options.states_of:
+        return
+    if streaming:
+        raise ConfigError("option recordStates is for batch reads: leave it out")
+    for name in (*RECORD_OPTIONS, SHARE_GROUP_OPTION, DELIVERIES_OPTION, "asTable"):
+        if raw.text(name) is not None:
+            raise ConfigError(f"option {name} cannot be used with recordStates, which has no records")
 
 
 def _check_delivery_options(raw: _RawOptions, options: SourceOptions, *, streaming: bool) -> None:

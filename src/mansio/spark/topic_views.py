@@ -20,6 +20,7 @@ from mansio.errors import ConfigError
 from mansio.spark.options import (
     BOOTSTRAP_SERVERS_OPTION,
     DELIVERIES_OPTION,
+    RECORD_STATES_OPTION,
     SourceOptions,
     is_record_option,
 )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_]")
 DELIVERIES_SUFFIX: Final = "$deliveries"
+STATES_SUFFIX: Final = "$states"
 
 
 def register_topics(
@@ -42,6 +44,7 @@ def register_topics(
     catalog: str | None = None,
     options: Mapping[str, str] | None = None,
     deliveries: bool = False,
+    states_of: str | None = None,
 ) -> dict[str, str]:
     """Make each topic a temporary view of the session, with the columns of `format("mansio")`. Returns the view's name
     by topic: the topic's name, with `_` for characters that a name of Spark SQL cannot have.
@@ -53,6 +56,9 @@ def register_topics(
     `deliveries`: also make the deliveries of each topic's records a view, whose name is that of the topic's view with
     `$deliveries` behind it; SQL needs backquotes around it. A query of it needs READ on `__mansio_trace`, too. Options
     about the content of records do not apply to it.
+
+    `states_of`: a share group; also make the states of each topic's records in it a view, with `$states` behind the
+    name: which are leased by whom and until when, wait for a retry, or are dead-lettered.
 
     Raises `ConfigError`, and the errors of `format("mansio")` as Spark reports them.
     """
@@ -74,9 +80,11 @@ def register_topics(
             **({} if catalog is None else {"catalog": catalog}),
         }
         _register(spark, name, chosen)
+        shared = {key: text for key, text in chosen.items() if not is_record_option(key)}
         if deliveries:
-            shared = {key: text for key, text in chosen.items() if not is_record_option(key)}
             _register(spark, f"{name}{DELIVERIES_SUFFIX}", {**shared, DELIVERIES_OPTION: "true"})
+        if states_of is not None:
+            _register(spark, f"{name}{STATES_SUFFIX}", {**shared, RECORD_STATES_OPTION: states_of})
     return names
 
 

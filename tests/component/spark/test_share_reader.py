@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 import mansio
 from mansio.errors import ConfigError, LeaseLost
 from mansio.spark.options import SourceOptions
-from mansio.spark.share import share_reader
+from mansio.spark.share import record_states, share_reader
 from mansio.spark.share.failures import RecordFailure, send_failures
 from mansio.spark.share.share_reader import ShareStreamReader
 from mansio.spark.spark_versions import ReadAllAvailable
@@ -314,3 +315,50 @@ def test_a_batch_read_of_a_group_and_other_offsets_are_refused() -> None:
     del options["shareGroup"]
     with pytest.raises(ConfigError, match="needs option shareGroup"):
         SourceOptions.parse({**options, "recordsPerTask": "5"}, streaming=True)
+
+
+@pytest.mark.row("S13")
+def test_states_of_records_are_rows_for_each_record_that_is_leased_retried_or_dead(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_states, "PAGE_RANGES", 2)
+    prepare(broker, "states", 12, mansio__retry__backoff__ms="60000")
+    driver = Driver(broker, "states", "states", maxRecordsPerTrigger="8")
+    end = driver.reader.latestOffset({}, ReadAllAvailable())
+    failures = [
+        RecordFailure("states", 0, 1, "reject", reason="bad"),
+        RecordFailure("states", 0, 3),
+        RecordFailure("states", 0, 4, delay_ms=90_000),
+    ]
+    send_failures(sync_client(broker.bootstrap_servers), "states", end["member"], failures)
+    wait_until(lambda: state(broker, "states").dead == 1, scaled(30), "a dead letter")
+    options = SourceOptions.parse(
+        {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "subscribe": "states",
+            "recordStates": "states",
+        }
+    )
+    reader = record_states.StateReader(options, tuple(record_states.STATE_SPARK_TYPES))
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    found = {row["offset"]: row for row in rows}
+    assert len(rows) == len(found) == 8
+    names = {offset: row["state"] for offset, row in found.items()}
+    assert names == {**dict.fromkeys((0, 2, 5, 6, 7), "leased"), 1: "dead", 3: "retry", 4: "retry"}
+    assert {row["member"] for row in rows} == {end["member"], None}
+    assert found[0]["until"] - found[0]["since"] == timedelta(minutes=1)
+    assert found[4]["until"] - found[3]["until"] > timedelta(seconds=10)
+    assert {(row["topic"], row["partition"], row["group"], row["delivery_count"]) for row in rows} == {
+        ("states", 0, "states", 1)
+    }
+    driver.reader.stop()
+
+
+@pytest.mark.row("S13")
+def test_states_of_records_of_a_group_that_has_read_nothing_are_none(broker: TestBroker) -> None:
+    prepare(broker, "unread", 3)
+    options = SourceOptions.parse(
+        {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "unread", "recordStates": "none"}
+    )
+    reader = record_states.StateReader(options, ("offset",))
+    assert [batch for part in reader.partitions() for batch in reader.read(part)] == []

@@ -109,6 +109,14 @@ def test_records_are_leased_once_for_several_actions(
     with mansio.spark.lease(spark, topic, topic, options, max_records=12) as leased:
         assert leased.records == 12
         assert leased.frame.count() == leased.frame.count() == 12
+        name = mansio.spark.register_topics(
+            spark, [topic], broker_process.bootstrap_servers, states_of=topic
+        )[topic]
+        joined = spark.sql(
+            f"SELECT s.state, count(*) AS n, min(t.offset) AS first FROM `{name}$states` s"
+            f" JOIN `{name}` t USING (partition, offset) GROUP BY s.state"
+        ).collect()
+        assert [tuple(row) for row in joined] == [("leased", 12, 0)]
         done = work.apply(leased.frame, halving(), schema="half int").persist()
         assert done.where("error IS NULL").count() == 10
         assert leased.acknowledge(failed=done) == 10

@@ -1296,6 +1296,10 @@ class SharePartition:
         """Offset of the durable lease bound: no offset at or above it was ever leased."""
         return self._lease_bound.offset
 
+    def dead_ranges(self) -> tuple[DeadRange, ...]:
+        """Return the dead-lettered ranges that no redrive has offered again, as far as they are known."""
+        return self._dead.ranges()
+
     @property
     def leased_count(self) -> int:
         """Number of records leased now."""

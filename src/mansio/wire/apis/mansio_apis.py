@@ -175,11 +175,14 @@ class DescribeTopic(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLeasesRequest(_Flexible):
     """Request. `topics` None: all share partitions of the group that the broker has loaded; `ranges_max`: limit on the
-    leased ranges of each share partition in the response, which begin with the lowest."""
+    leased ranges of each share partition in the response, which begin with the lowest. `with_states`: also return the
+    ranges that wait for a retry or are dead-lettered; `from_offset`: only those that begin at or above it."""
 
     group_id: str = field(metadata=_TEXT)
     topics: tuple[DescribeTopic, ...] | None
     ranges_max: int = field(metadata=_INT32)
+    with_states: bool = field(metadata={**_BOOL, "tag": 0}, default=False)
+    from_offset: int = field(metadata={**_INT64, "tag": 1}, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +198,9 @@ class MemberLeases(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedRange(_Flexible):
     """Consecutive offsets that are leased to one member and have the same delivery count. `age_ms`: time since the
-    lease was granted or renewed; `lease_ms`: its duration, -1 if the broker does not say it."""
+    lease was granted or renewed; `lease_ms`: its duration, -1 if the broker does not say it. `state`: 1 leased, and in
+    an answer with states 0 waiting for a retry, due at the wall-clock time `due_ms`, -1 for at once; 3 being
+    dead-lettered; 4 dead-lettered."""
 
     first_offset: int = field(metadata=_INT64)
     last_offset: int = field(metadata=_INT64)
@@ -203,6 +208,8 @@ class LeasedRange(_Flexible):
     delivery_count: int = field(metadata=_INT32)
     age_ms: int = field(metadata=_INT64)
     lease_ms: int = field(metadata={**_INT64, "tag": 0}, default=-1)
+    state: int = field(metadata={**_INT8, "tag": 1}, default=1)
+    due_ms: int = field(metadata={**_INT64, "tag": 2}, default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

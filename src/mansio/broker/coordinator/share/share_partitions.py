@@ -23,6 +23,8 @@ from mansio.state.share_partition.types import (
     ACCEPT,
     ACQUIRED,
     ARCHIVED,
+    ARCHIVING,
+    AVAILABLE,
     REJECT,
     AlteredRanges,
     RedriveResult,
@@ -47,7 +49,9 @@ ARCHIVE_CHECK_INTERVAL_MS: Final = 250
 @dataclass(frozen=True, slots=True)
 class LeaseRange:
     """Range of offsets leased to one member, with one delivery count. `age_ms`: time since the records were leased or
-    the lease was renewed; `lease_ms`: duration of the lease."""
+    the lease was renewed; `lease_ms`: duration of the lease. With another `state` than `ACQUIRED` the offsets are not
+    leased: they wait for a retry (`AVAILABLE`, due at the wall-clock time `due_ms`, -1 for at once), are being
+    dead-lettered (`ARCHIVING`), or are dead-lettered (`ARCHIVED`)."""
 
     first_offset: int
     last_offset: int
@@ -55,6 +59,8 @@ class LeaseRange:
     delivery_count: int
     age_ms: int
     lease_ms: int
+    state: int = ACQUIRED
+    due_ms: int = -1
 
 
 class HeldLeases(NamedTuple):
@@ -315,9 +321,16 @@ class SharePartitions:
 
     # ------------------------------------------------------------------ inspection and redrive
 
-    def leased_ranges(self, ranges_max: int) -> list[LeaseRange]:
-        """Return the first leased ranges in the order of their offsets. The states must be loaded."""
-        found = [each for leader in self.leaders for each in _leased_ranges(leader, ranges_max)]
+    def leased_ranges(
+        self, ranges_max: int, *, with_states: bool = False, from_offset: int = 0
+    ) -> list[LeaseRange]:
+        """Return the first leased ranges in the order of their offsets. `with_states`: also those that wait for a retry
+        or are dead-lettered; `from_offset`: only those that begin at or above it. The states must be loaded."""
+        found = [
+            each
+            for leader in self.leaders
+            for each in _leased_ranges(leader, ranges_max, with_states=with_states, from_offset=from_offset)
+        ]
         return sorted(found, key=lambda each: each.first_offset)[:ranges_max]
 
     async def redrive(
@@ -362,20 +375,31 @@ def _held_leases(leader: SharePartitionLeader, batches: Sequence[Acknowledgement
     return HeldLeases(records, held_ms)
 
 
-def _leased_ranges(leader: SharePartitionLeader, ranges_max: int) -> list[LeaseRange]:
-    """Return the first leased ranges of one share partition."""
+def _leased_ranges(
+    leader: SharePartitionLeader, ranges_max: int, *, with_states: bool, from_offset: int
+) -> list[LeaseRange]:
+    """Return the first leased ranges of one share partition, and with `with_states` as many of the other states."""
     machine = leader.ready_state_machine() or leader.state_machine
     ranges: list[LeaseRange] = []
     now_ms, lock_ms = leader.now_ms(), machine.settings.lock_ms
     for batch in machine.ranges:
         if len(ranges) >= ranges_max:
             break
+        if batch.first < from_offset:
+            continue
+        if with_states and (batch.state == ARCHIVING or (batch.state == AVAILABLE and batch.deliveries)):
+            ranges.append(
+                LeaseRange(batch.first, batch.last, "", batch.deliveries, 0, -1, batch.state, batch.due_ms)
+            )
         if batch.state == ACQUIRED:
             lease_ms = batch.duration_ms(lock_ms)
             age_ms = max(round(now_ms - batch.deadline_ms + lease_ms), 0)
             ranges.append(
                 LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms, lease_ms)
             )
+    if with_states:
+        dead = [each for each in machine.dead_ranges() if each.first >= from_offset][:ranges_max]
+        ranges += [LeaseRange(each.first, each.last, "", each.deliveries, 0, -1, ARCHIVED) for each in dead]
     return ranges
 
 

@@ -328,13 +328,16 @@ class ShareService:
         *,
         ranges_max: int,
         caller: Caller,
+        with_states: bool = False,
+        from_offset: int = 0,
     ) -> list[SharePartitionDescription]:
         """Return record counts and leases of share partitions whose partitions this broker leads. The caller needs
         DESCRIBE for the group and the topics.
 
         `partitions` None: all share partitions of the group whose state this broker holds in memory. For a partition in
         `partitions`, the state is loaded if necessary; it is never created. `ranges_max`: maximum number of leased
-        ranges per share partition, at most `LEASE_RANGES_MAX`. Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and
+        ranges per share partition, at most `LEASE_RANGES_MAX`; for `with_states` and `from_offset` see
+        `SharePartitions.leased_ranges`. Raises `GroupAuthorizationFailed`, `InvalidGroupId`, and
         `InvalidRequest` for more than `PARTITIONS_MAX` partitions; other errors are in the results.
         """
         self._authorization.check(caller, Operation.DESCRIBE, ResourceType.GROUP, group_id)
@@ -343,7 +346,7 @@ class ShareService:
         if partitions is None:
             loaded = self.share_partition_manager.loaded_of(group_id)
             return [
-                self._describe(shares, ranges_max)
+                self._describe(shares, ranges_max, with_states=with_states, from_offset=from_offset)
                 for shares in loaded[:PARTITIONS_MAX]
                 if self._may_describe(caller, shares.leaders[0].key.topic_id)
             ]
@@ -360,13 +363,17 @@ class ShareService:
             except MansioError as error:
                 found[position] = SharePartitionDescription(topic_id, index, without_traceback(error))
             else:
-                found[position] = self._describe(shares, ranges_max)
+                found[position] = self._describe(
+                    shares, ranges_max, with_states=with_states, from_offset=from_offset
+                )
 
         works = [describe(position, *each) for position, each in enumerate(partitions)]
         await gather_results(self.scheduler, works, name="describe leases", has_turns=True)
         return found
 
-    def _describe(self, shares: SharePartitions, ranges_max: int) -> SharePartitionDescription:
+    def _describe(
+        self, shares: SharePartitions, ranges_max: int, *, with_states: bool, from_offset: int
+    ) -> SharePartitionDescription:
         counts = [(leader.key, leader.counts()) for leader in shares.leaders]
         names = {} if shares.index is None else shares.index.names
         scan = shares.leaders[0].fair_scan
@@ -378,7 +385,7 @@ class ShareService:
             None,
             merge_counts([each for _, each in counts]),
             next(filter(None, errors), ""),
-            tuple(shares.leased_ranges(ranges_max)),
+            tuple(shares.leased_ranges(ranges_max, with_states=with_states, from_offset=from_offset)),
             tuple((each.number, count) for each, count in counts if each.number in names),
             _limited_keys(shares),
             0 if scan is None else scan.index.isolated_count,

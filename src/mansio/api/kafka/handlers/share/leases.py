@@ -59,7 +59,12 @@ async def describe_leases(
     if request.topics is not None:
         wanted = [(topic.topic_id or b"", index) for topic in request.topics for index in topic.partitions]
     found = await service.share_service.describe_leases(
-        request.group_id, wanted, ranges_max=request.ranges_max, caller=context.caller
+        request.group_id,
+        wanted,
+        ranges_max=request.ranges_max,
+        caller=context.caller,
+        with_states=request.with_states,
+        from_offset=request.from_offset,
     )
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for each in found:
@@ -101,6 +106,8 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
                 "delivery_count": each.delivery_count,
                 "age_ms": each.age_ms,
                 "lease_ms": each.lease_ms,
+                "state": each.state,
+                "due_ms": each.due_ms,
             }
             for each in found.ranges
         ],
