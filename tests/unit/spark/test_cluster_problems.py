@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 import mansio
+from mansio.cli.broker.doctor import check_spark
+from mansio.pipelines.cluster_check import ClusterReport
 from mansio.spark.cluster.problems import (
     MODULES,
     ClusterNotReady,
@@ -109,3 +112,23 @@ def test_workers_with_the_same_problem_share_a_line() -> None:
 def test_error_has_a_line_for_each_problem() -> None:
     found = find_problems([PythonReport("a"), replace(WORKER, python="3.9.2")], EXPECTED)
     assert ClusterNotReady(found).message.count("\n") == 1
+
+
+def test_doctor_tells_workers_on_one_host_apart_and_what_they_have_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = {"/lake": DirectoryReport(sees_marker=True, written="x", error="")}
+    workers = [
+        PythonReport("w1", "p", "3.11.2", VERSIONS, directories=shared, process_directory="/work/app-1/0"),
+        PythonReport("w1", "p", "3.11.2", VERSIONS, directories=shared, process_directory="/work/app-1/1"),
+        PythonReport(
+            "w2", "p", "3.11.2", VERSIONS, unreachable={"b:1": "refused"}, process_directory="/work/app-1/2"
+        ),
+    ]
+    monkeypatch.setattr("mansio.spark.session.session", Mock())
+    found = ClusterReport(tuple(workers), ())
+    monkeypatch.setattr("mansio.pipelines.cluster_check.check_cluster", Mock(return_value=found))
+    checks = check_spark("spark://m:7077", None, "b:1", ("/lake",))
+    assert [one.name for one in checks] == ["worker w1 (executor 0)", "worker w1 (executor 1)", "worker w2"]
+    assert checks[0].detail.endswith("; reaches the brokers, shares /lake")
+    assert "reaches" not in checks[2].detail

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from mansio.client.admin.cluster import BrokerHealth
     from mansio.net.security_settings import SecuritySettings
+    from mansio.spark.cluster.problems import PythonReport
 
 KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 9080
@@ -569,8 +570,29 @@ def check_spark(
             f"{name} {worker.versions[name]}" for name in worker.versions if worker.versions[name]
         )
         detail = f"Python {worker.python}, {versions}" if worker.python else "no usable Python"
-        checks.append(Check(f"worker {worker.host}", Status.OK if worker.python else Status.PROBLEM, detail))
+        if worker.python:
+            detail += _examined_text(worker, bootstrap_servers, shared)
+        name = f"worker {_worker_name(worker, found.workers)}"
+        checks.append(Check(name, Status.OK if worker.python else Status.PROBLEM, detail))
     return checks
+
+
+def _worker_name(worker: PythonReport, workers: Sequence[PythonReport]) -> str:
+    """Return the host of a worker, with the number of its executor if there are several on the host."""
+    if sum(one.host == worker.host for one in workers) == 1:
+        return worker.host
+    directory = os.path.basename(worker.process_directory.rstrip("/"))
+    return f"{worker.host} (executor {directory or '?'})"
+
+
+def _examined_text(worker: PythonReport, bootstrap_servers: str, shared: tuple[str, ...]) -> str:
+    """Return what else was examined from a worker and found in order."""
+    parts = []
+    if bootstrap_servers and not worker.unreachable:
+        parts.append("reaches the brokers")
+    if shared and all(one.sees_marker for one in worker.directories.values()):
+        parts.append(f"shares {', '.join(shared)}")
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _distribution(module: str) -> str:

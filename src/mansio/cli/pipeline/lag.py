@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
-from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_rows, show_table
+from mansio.cli.support.formatting import (
+    Output,
+    OutputOption,
+    format_cell,
+    show_json,
+    show_rows,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,27 +62,40 @@ def lag(
         rows = pipeline_lag(sync_client(bootstrap_servers), name)
     finally:
         close_sync_clients()
-    show_rows(
-        output,
-        [
-            {
+    if output is Output.JSON:
+        show_json(_pipelines_as_json(rows))
+        return
+    cells = [{name: getattr(row, name) for name in LAG_COLUMNS} for row in rows]
+    show_rows(output, cells, LAG_COLUMNS, empty="no pipelines")
+    if rows:
+        print()
+        show_table(PROGRESS_COLUMNS, _progress_cells(rows))
+
+
+def _pipelines_as_json(rows: Sequence[PartitionLag]) -> list[dict[str, Any]]:
+    """Return an object for each pipeline, with its progress once and its partitions."""
+    pipelines: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.pipeline not in pipelines:
+            progress = None if row.progress is None else _progress_as_json(row.progress)
+            pipelines[row.pipeline] = {
                 "pipeline": row.pipeline,
+                "lag": 0,
+                "progress": progress,
+                "partitions": [],
+            }
+        pipelines[row.pipeline]["lag"] += row.lag or 0
+        pipelines[row.pipeline]["partitions"].append(
+            {
                 "topic": row.topic,
                 "partition": row.partition,
                 "committed": row.committed,
                 "end": row.end,
                 "lag": row.lag,
                 "holds": row.has_retention_hold,
-                "progress": None if row.progress is None else _progress_as_json(row.progress),
             }
-            for row in rows
-        ],
-        LAG_COLUMNS,
-        empty="no pipelines",
-    )
-    if output is Output.TABLE and rows:
-        print()
-        show_table(PROGRESS_COLUMNS, _progress_cells(rows))
+        )
+    return list(pipelines.values())
 
 
 def _progress_as_json(progress: PipelineProgress) -> dict[str, Any]:
