@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -125,7 +126,8 @@ def test_doctor_tells_workers_on_one_host_apart_and_what_they_have_examined(
             "w2", "p", "3.11.2", VERSIONS, unreachable={"b:1": "refused"}, process_directory="/work/app-1/2"
         ),
     ]
-    monkeypatch.setattr("mansio.spark.session.session", Mock())
+    # `mansio.spark.session` is the function of that name.
+    monkeypatch.setattr(importlib.import_module("mansio.spark.session"), "session", Mock())
     found = ClusterReport(tuple(workers), ())
     monkeypatch.setattr("mansio.pipelines.cluster_check.check_cluster", Mock(return_value=found))
     checks = check_spark("spark://m:7077", None, "b:1", ("/lake",))
