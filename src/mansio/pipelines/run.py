@@ -29,6 +29,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from mansio.errors import ConfigError, MansioError
 from mansio.logs import fields
+from mansio.pipelines.batch_watch import BatchWatch
 from mansio.pipelines.checkpoint import (
     CheckpointBinding,
     bind_checkpoint,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from mansio.iceberg.result_table.commit import QueryBatch
     from mansio.iceberg.result_table.table import ResultTable, TableTarget
+    from mansio.pipelines.batch_watch import RunningBatch
     from mansio.pipelines.checkpoint import CheckpointDirectory
     from mansio.pipelines.pipeline_metrics import PipelineMetrics
     from mansio.pipelines.work_sink import WorkSink
@@ -143,9 +145,10 @@ def run_pipeline(
     report: Callable[[BatchProgress], None] = lambda _progress: None,
     is_stopping: Callable[[], bool] = lambda: False,
     metrics: PipelineMetrics | None = None,
+    report_running: Callable[[RunningBatch], None] = lambda _running: None,
 ) -> PipelineResult:
     """Run a pipeline until it is up to date (`stops_when_caught_up`) or `is_stopping` returns true; `report` is called
-    for every batch, and `metrics` observes them.
+    for every batch, `report_running` for one that runs for long, every half minute, and `metrics` observes them.
 
     If a Python worker of Spark does not start in time, the query restarts from its checkpoint (`run_with_restarts`).
 
@@ -182,7 +185,10 @@ def run_pipeline(
     spark.streams.addListener(listener)
     reporter = _ProgressReporter(report, _latest_offsets_of(sync_client(job.bootstrap_servers)), metrics)
     try:
-        done = restarting(lambda: _report_until_end(output.start(), job, listener, reporter, is_stopping))
+        watch = BatchWatch(spark, report_running)
+        done = restarting(
+            lambda: _report_until_end(output.start(), job, listener, reporter, is_stopping, watch)
+        )
         return replace(done, table=output.current_table())
     except MansioError as error:
         _publish_start(checkpoint, listener)
@@ -493,10 +499,11 @@ def _report_until_end(
     listener: ProgressListener,
     reporter: _ProgressReporter,
     is_stopping: Callable[[], bool],
+    watch: BatchWatch,
 ) -> PipelineResult:
     """Report every batch until the query ends or is stopped."""
     with lost_session_errors(PipelineFailed):
-        _report_batches(query, listener, reporter, is_stopping)
+        _report_batches(query, listener, reporter, is_stopping, watch)
     if reporter.last is not None:
         listener.publish(reporter.last)  # Spark's own event may still be queued
     listener.publish_end()
@@ -515,11 +522,13 @@ def _report_batches(
     listener: ProgressListener,
     reporter: _ProgressReporter,
     is_stopping: Callable[[], bool],
+    watch: BatchWatch,
 ) -> None:
     try:
         while not query.awaitTermination(POLL_INTERVAL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             reporter.report_new(query)
             listener.publish_running()
+            watch.look(reporter.last_batch, is_active=query.isActive and query.status["isTriggerActive"])
             if is_stopping():
                 stop_after_batch(query)
                 break
@@ -580,6 +589,11 @@ class _ProgressReporter:
         self._latest = latest
         self._metrics = metrics
         self._batch = -1
+
+    @property
+    def last_batch(self) -> int:
+        """The last batch that was reported in this run, -1 before the first."""
+        return self._batch
 
     def final_lag(self, committed: Offsets) -> int | None:
         """Return the lag after the run: of the last batch, or of the committed offsets if this run has completed

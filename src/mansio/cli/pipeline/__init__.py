@@ -153,6 +153,8 @@ app = typer.Typer(cls=LazyCommandGroup, no_args_is_help=True, help="Run data pip
 @app.callback()
 def command_group(context: typer.Context) -> None:
     """Run data pipelines on Spark."""
+    from mansio.cli.support.warning_lines import show_warnings
     from mansio.telemetry.jobs import job_span
 
+    show_warnings()
     context.with_resource(job_span(f"pipeline {context.invoked_subcommand}"))

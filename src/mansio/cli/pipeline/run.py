@@ -34,6 +34,7 @@ from mansio.cli.support.pipeline_options import (
     ToTableOption,
     lag_text,
     print_batch,
+    print_running_batch,
     table_target,
 )
 from mansio.cli.support.signals import StopSignals
@@ -316,7 +317,7 @@ def run(
                 file=sys.stderr,
             )
         if not stop_signals():
-            done = job.run_pipeline(spark, wanted, print_batch, stop_signals, collector)
+            done = job.run_pipeline(spark, wanted, print_batch, stop_signals, collector, print_running_batch)
             _show(done, output)
             if strict and done.late_rows:
                 raise typer.Exit(1)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mansio.iceberg.result_table.table import TableTarget
+    from mansio.pipelines.batch_watch import RunningBatch
     from mansio.pipelines.pipeline_progress import BatchProgress
 
 PipelineFileArgument = Annotated[
@@ -101,6 +102,12 @@ def print_batch(progress: BatchProgress) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def print_running_batch(running: RunningBatch) -> None:
+    """Print one line for a batch that runs for long, to standard error."""
+    tasks = "" if running.tasks is None else f": {running.tasks_done} of {running.tasks} tasks are done"
+    print(f"batch {running.batch} runs for {running.seconds:.0f} s{tasks}", file=sys.stderr, flush=True)
 
 
 def lag_text(lag: int | None) -> str:
