@@ -115,15 +115,15 @@ def test_error_has_a_line_for_each_problem() -> None:
     assert ClusterNotReady(found).message.count("\n") == 1
 
 
-def test_doctor_tells_workers_on_one_host_apart_and_what_they_have_examined(
+def test_doctor_names_workers_on_one_host_apart_and_what_they_have_examined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared = {"/lake": DirectoryReport(sees_marker=True, written="x", error="")}
     workers = [
-        PythonReport("w1", "p", "3.11.2", VERSIONS, directories=shared, process_directory="/work/app-1/0"),
-        PythonReport("w1", "p", "3.11.2", VERSIONS, directories=shared, process_directory="/work/app-1/1"),
+        PythonReport("w1", "p", "3.11.2", VERSIONS, directories=shared, process_directory="/apps/app-1/0"),
+        PythonReport("w1", "p", "3.11.2", VERSIONS, directories=shared, process_directory="/apps/app-1/1"),
         PythonReport(
-            "w2", "p", "3.11.2", VERSIONS, unreachable={"b:1": "refused"}, process_directory="/work/app-1/2"
+            "w2", "p", "3.11.2", VERSIONS, unreachable={"b:1": "refused"}, process_directory="/apps/app-1/2"
         ),
     ]
     # `mansio.spark.session` is the function of that name.
