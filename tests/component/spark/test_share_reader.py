@@ -24,11 +24,15 @@ from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.testing import TestBroker
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
+from support.process import served
 from support.tiers import examples
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.process import ServedBroker
 
 COLUMNS = ("value", "topic", "partition", "offset", "delivery_count", "lease")
 Row = dict[str, Any]
@@ -49,7 +53,7 @@ class Driver:
     """A query of one checkpoint. `sink`: the rows of each batch that is in the sink; `failed`: records that fail in so
     many deliveries."""
 
-    def __init__(self, broker: TestBroker, topic: str, group: str, **options: str) -> None:
+    def __init__(self, broker: TestBroker | ServedBroker, topic: str, group: str, **options: str) -> None:
         chosen = {
             "kafka.bootstrap.servers": broker.bootstrap_servers,
             "subscribe": topic,
@@ -138,7 +142,7 @@ class Driver:
         return sorted((row["partition"], row["offset"]) for rows in self.sink.values() for row in rows)
 
 
-def prepare(broker: TestBroker, topic: str, *counts: int, **settings: str) -> None:
+def prepare(broker: TestBroker | ServedBroker, topic: str, *counts: int, **settings: str) -> None:
     """A topic with so many records in its partitions, and a group of the same name that begins at their start."""
     with mansio.blocking.connect(broker.bootstrap_servers) as client:
         client.admin.create_topic(topic, partitions=len(counts))
@@ -150,7 +154,7 @@ def prepare(broker: TestBroker, topic: str, *counts: int, **settings: str) -> No
                 client.publish(topic, f"{number}", key=f"{number % 3}", partition=partition)
 
 
-def state(broker: TestBroker, topic: str, partition: int = 0) -> Any:
+def state(broker: TestBroker | ServedBroker, topic: str, partition: int = 0) -> Any:
     place = TopicPartition(topic, partition)
     with mansio.blocking.connect(broker.bootstrap_servers) as client:
         return client.admin.shares.leases(topic, [place])[place]
@@ -362,3 +366,39 @@ def test_states_of_records_of_a_group_that_has_read_nothing_are_none(broker: Tes
     )
     reader = record_states.StateReader(options, ("offset",))
     assert [batch for part in reader.partitions() for batch in reader.read(part)] == []
+
+
+@pytest.mark.full
+@pytest.mark.row("S13")
+def test_kills_of_driver_and_broker_lose_and_repeat_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_reader, "PLANNING_LEASE_MS", 2_000)
+    with served(tmp_path / "data", http=False) as broker:
+        prepare(broker, "both", 80, 40, share__delivery__count__limit="1000")
+        driver = Driver(broker, "both", "both", recordsPerTask="5", maxRecordsPerTrigger="12")
+        driver.dies = 0.08
+        driver.failed = {(0, o): o % 2 for o in range(0, 80, 3)}
+        kills = 0
+
+        def may_die() -> None:
+            nonlocal kills
+            chance = driver.random.random()
+            if chance < 0.05 and kills < 3:
+                kills += 1
+                broker.kill()
+                broker.start()
+            elif chance > 1 - driver.dies:
+                raise Died
+
+        driver.may_die = may_die  # also kills the broker
+
+        def is_done() -> bool:
+            driver.to_end()
+            return not (state(broker, "both").lag or state(broker, "both", 1).lag)
+
+        wait_until(is_done, scaled(90), "all records are done")
+        driver.kill()
+        assert kills == 3
+        assert driver.results() == [(0, o) for o in range(80)] + [(1, o) for o in range(40)]
+        close_sync_clients()

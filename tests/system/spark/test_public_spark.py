@@ -94,6 +94,23 @@ def test_mirror_with_public_names(
         assert mansio.spark.translate_offsets(job, {place: 3}) == {place: 3}
 
 
+@pytest.mark.full
+def test_leased_records_with_public_names(
+    spark: SparkSession, served_broker: ServedBroker, topic_name: Callable[[str], str]
+) -> None:
+    topic = topic_name("leased")
+    with mansio.blocking.connect(served_broker.bootstrap_servers) as client:
+        client.admin.create_topic(topic, partitions=1)
+        client.admin.alter_group_config(topic, {"share.auto.offset.reset": "earliest"})
+        client.publish_many(topic, [b"%d" % number for number in range(RECORDS)])
+    options = {"kafka.bootstrap.servers": served_broker.bootstrap_servers}
+    leased: mansio.spark.LeasedRecords
+    with mansio.spark.lease(spark, topic, topic, options) as leased:
+        assert leased.records == leased.frame.count() == RECORDS
+        failed = mansio.spark.RecordFailure(topic, 0, 1, "reject", reason="bad")
+        assert leased.acknowledge(failed=[failed]) == RECORDS - 1
+
+
 def test_errors_of_spark_jobs_are_mansio_errors() -> None:
     for kind in (
         mansio.spark.ArchiveError,

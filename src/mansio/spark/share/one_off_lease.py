@@ -32,11 +32,7 @@ DEFAULT_RECORDS_MAX: Final = 200_000
 
 
 class LeasedRecords:
-    """Records that one call of `lease` has leased.
-
-    `frame`: the records, with the columns of the source and `delivery_count` and `lease`; each action reads the same
-    ones. `records`: their number; offsets without a record count, too.
-    """
+    """Records that one call of `lease` has leased."""
 
     def __init__(
         self,
@@ -51,8 +47,18 @@ class LeasedRecords:
         self._share = share
         self._batch = batch
         self._is_acknowledged = False
-        self.frame = frame
-        self.records = batch.records
+        self._frame = frame
+
+    @property
+    def frame(self) -> DataFrame:
+        """The records, with the columns of the source and `delivery_count` and `lease`. Each action reads the same
+        ones."""
+        return self._frame
+
+    @property
+    def records(self) -> int:
+        """Number of leased records; offsets without a record count, too."""
+        return self._batch.records
 
     def acknowledge(self, failed: DataFrame | Iterable[RecordFailure] = ()) -> int:
         """Release or reject the failed records, and accept the others; return how many were accepted. A lower number
