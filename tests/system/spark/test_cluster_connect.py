@@ -45,6 +45,17 @@ def transform(frame):
 
 MARK = "!"
 """
+HALVE = """
+from mansio.spark import work
+
+def halve(row):
+    if row.value == b"7":
+        raise ValueError("seven")
+    return {"value": b"%d" % (int(row.value) // 2)}
+
+def transform(frame):
+    return work.apply(frame, halve, schema="value binary")
+"""
 
 
 @contextmanager
@@ -174,3 +185,29 @@ def test_what_spark_connect_cannot_do_is_refused_with_one_line(
         assert done.returncode != 0
         assert line in " ".join(done.stderr.split())
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.row("S13")
+def test_workers_over_spark_connect_retry_and_dead_letter_rows(
+    server: str, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    servers = broker_process.bootstrap_servers
+    topic, target = create(servers, topic_name("in")), topic_name("out")
+    (tmp_path / "halve.py").write_text(HALVE)
+    with mansio.blocking.connect(servers) as client:
+        settings = {"share.auto.offset.reset": "earliest", "share.delivery.count.limit": "1"}
+        client.admin.alter_group_config(topic, settings)
+    publish(servers, topic, [(b"%d" % n, b"%d" % n) for n in range(20)])
+    words = ["run", "halve.py", "--topic", topic, "--share-group", topic, "--to", target, "--once"]
+    done = pipeline(tmp_path, broker_process, *words, "--remote", server, "--skip-check")
+    assert done.returncode == 0, done.stderr
+    found = {int(one.key or b""): int(one.value or b"") for one in contents(servers, target)}
+    assert found == {n: n // 2 for n in range(20) if n != 7}
+    place = mansio.TopicPartition(topic, 0)
+    with mansio.blocking.connect(servers) as client:
+
+        def dead() -> int:
+            state = client.admin.shares.leases(topic, [place])[place]
+            return 0 if state is None else state.dead
+
+        wait_until(lambda: dead() == 1, START_DEADLINE_S, "the dead letter")

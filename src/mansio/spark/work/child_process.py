@@ -80,8 +80,9 @@ def _run_child(
     status = 1
     try:
         _end_with_parent()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        with suppress(ValueError):  # only the main thread may set handlers; another one has inherited none
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
         if limits.memory_bytes is not None:
             most = _address_space_bytes() + limits.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
