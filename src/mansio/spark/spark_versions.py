@@ -6,6 +6,7 @@
 | Trigger.AvailableNow | one batch, then the query ends | batches up to the end offsets at the start |
 | `latestOffset` in a query's progress | the end of the batch | the end of the topics (`reportLatestOffset()`) |
 | offsets in a query's progress | text of a Python dictionary | JSON |
+| `to_arrow_type` of a timestamp | in UTC | in a zone that the caller names (4.3) |
 
 Other modules import these names from here, and do not look at the version. They are written for the newest version;
 what this module contains for an older one can be deleted when that version is no longer supported.
@@ -17,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import logging
 import re
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import DataType
 else:
     try:
         from pyspark.sql.streaming.datasource import (
@@ -90,6 +93,7 @@ __all__ = [
     "check_spark_version",
     "parse_progress_offsets",
     "start_available_now",
+    "to_arrow_type",
 ]
 
 logger = logging.getLogger(__name__)
@@ -231,6 +235,19 @@ def _stop_when_idle(query: StreamingQuery) -> None:
     with suppress(PySparkException, Py4JError, OSError):
         query.processAllAvailable()
         query.stop()
+
+
+# -- types --------
+
+
+def to_arrow_type(kind: DataType) -> pa.DataType:
+    """Return the Arrow type of a type of Spark, with timestamps in UTC."""
+    from pyspark.sql.pandas import types
+
+    convert: Any = types.to_arrow_type
+    if "timezone" in inspect.signature(convert).parameters:
+        return convert(kind, timezone="UTC")
+    return convert(kind)
 
 
 # -- progress --------

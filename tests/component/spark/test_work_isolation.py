@@ -14,6 +14,7 @@ import pytest
 from mansio.spark.work.apply import Isolation, evaluate
 from mansio.spark.work.evaluation import Evaluated, Function
 from support.machine import scaled
+from support.waiting import wait_until
 
 RESULT_TYPE = pa.struct([("doubled", pa.int64())])
 ALWAYS = Isolation("always", None, None)
@@ -114,3 +115,29 @@ def test_a_call_of_several_rows_that_dies_is_repeated_in_halves() -> None:
     found = evaluate(rows, vectorised, RESULT_TYPE, 8, ALWAYS, is_repeated=False)
     assert found.errors.keys() == {5}
     assert [each is None for each in found.results.to_pylist()] == [at == 5 for at in range(16)]
+
+
+@pytest.mark.row("S13")
+def test_a_process_that_dies_with_another_one_alive_is_noticed_and_both_end(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+
+    def function(row: Any) -> int:
+        if row.what == "forks":
+            child = os.fork()
+            if not child:
+                time.sleep(3_600)
+            pid_file.write_text(str(child))
+            os._exit(4)
+        return int(row.number)
+
+    rows = pa.RecordBatch.from_pydict({"what": ["ok", "forks", "ok"], "number": [0, 1, 2]})
+    called = Function(function, "row", RESULT_TYPE, lambda error: "reject" if "4" in str(error) else "retry")
+    found = evaluate(rows, called, RESULT_TYPE, 1, ALWAYS, is_repeated=False)
+    assert found.errors.keys() == {1}
+    assert (found.errors[1].kind, found.errors[1].action) == ("ProcessDied", "reject"), "on_error decides"
+
+    def is_ended() -> bool:
+        state = Path(f"/proc/{pid_file.read_text()}/stat")
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    wait_until(is_ended, scaled(30), "the end of what the process has started")

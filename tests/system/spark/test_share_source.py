@@ -117,6 +117,8 @@ def test_records_are_leased_once_for_several_actions(
             f" JOIN `{name}` t USING (partition, offset) GROUP BY s.state"
         ).collect()
         assert [tuple(row) for row in joined] == [("leased", 12, 0)]
+        stamped = work.apply(leased.frame, lambda row: row.timestamp, schema="at timestamp")
+        assert stamped.where("error IS NULL AND result.at = timestamp").count() == 12
         done = work.apply(leased.frame, halving(), schema="half int").persist()
         assert done.where("error IS NULL").count() == 10
         assert leased.acknowledge(failed=done) == 10

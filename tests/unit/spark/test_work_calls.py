@@ -9,7 +9,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.types import (
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
+from mansio.spark.spark_versions import to_arrow_type
 from mansio.spark.work.apply import Isolation, evaluate
 from mansio.spark.work.calls import Call, Died, calls_of, run_isolated
 from mansio.spark.work.errors import Reject, Retry, RowErrors, row_error
@@ -124,7 +135,7 @@ def test_rows_that_kill_their_process_are_found_and_the_others_are_called_once(
         done: list[Call] = []
         for call in waiting:
             if any(kills[call.first : call.end]):
-                return done, Died("ProcessDied", "killed")
+                return done, Died("killed")
             called.update(range(call.first, call.end))
             done.append(call)
         return done, None
@@ -155,3 +166,93 @@ def test_a_decision_that_fails_keeps_the_record() -> None:
 
     error = row_error(ValueError("v" * 5_000), fails)
     assert (error.kind, error.action, len(error.message)) == ("ValueError", "retry", 1_000)
+
+
+def results_of(function: Any, rows: pa.RecordBatch, kind: str = "row", **types: pa.DataType) -> Any:
+    result_type = pa.struct(list((types or {"doubled": pa.int64()}).items()))
+    called = Function(function, kind, result_type, "retry")
+    return evaluate(rows, called, result_type, 100, NEVER_ISOLATED, is_repeated=False)
+
+
+def test_a_row_of_named_fields_is_not_taken_by_position() -> None:
+    found = results_of(lambda _: Row(b=2, a=1), rows_of([GOOD]), a=pa.int64(), b=pa.int64())
+    assert found.results.to_pylist() == [{"a": 1, "b": 2}]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(ValueError("\ud800"), "?"), (Unspeakable(), "(no message: RuntimeError)")],
+)
+def test_an_exception_without_a_message_that_can_be_stored_fails_its_row_only(
+    error: Exception, message: str
+) -> None:
+    def function(row: Any) -> int:
+        if row.number == 1:
+            raise error
+        return int(row.number)
+
+    found = results_of(function, rows_of([GOOD] * 3))
+    assert found.errors.keys() == {1}
+    assert found.errors[1].message == message
+
+
+def test_a_value_that_python_cannot_have_fails_its_row_only() -> None:
+    times = pa.array([0, 2**60, 1], pa.timestamp("us"))
+    found = results_of(lambda row: row.at.year, pa.RecordBatch.from_arrays([times], ["at"]))
+    assert found.errors.keys() == {1}
+    assert found.results.to_pylist()[0] == {"doubled": 1970}
+
+
+def test_row_errors_of_a_row_that_is_not_there_fail_the_call() -> None:
+    def function(rows: pa.RecordBatch) -> pa.Table:
+        raise RowErrors({-1: ValueError()}, pa.table({"doubled": [0] * rows.num_rows}))
+
+    assert results_of(function, rows_of([GOOD] * 2), "arrow").errors.keys() == {0, 1}
+
+
+def test_values_of_failed_rows_do_not_matter() -> None:
+    def function(rows: Any) -> Any:
+        raise RowErrors({1: ValueError("bad")}, rows["number"].astype(object).where(rows.index != 1, "x"))
+
+    found = results_of(function, rows_of([GOOD] * 3), "pandas")
+    assert found.errors.keys() == {1}
+    assert [each and each["doubled"] for each in found.results.to_pylist()] == [0, None, 2]
+
+
+def test_records_that_were_delivered_before_are_called_alone() -> None:
+    sizes: list[int] = []
+
+    def function(rows: pa.RecordBatch) -> pa.Table:
+        sizes.append(rows.num_rows)
+        if "raises" in rows.column("what").to_pylist():
+            raise ValueError("some")
+        return pa.table({"doubled": rows.column("number")})
+
+    counts = pa.array([1, 1, 4, 4, 4, 1], pa.int32())
+    rows = rows_of([GOOD, GOOD, GOOD, RAISES, GOOD, GOOD]).append_column("delivery_count", counts)
+    found = results_of(function, rows, "arrow")
+    assert found.errors.keys() == {3}
+    assert sizes == [2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (TimestampType(), pa.timestamp("us", tz="UTC")),
+        (MapType(StringType(), LongType()), pa.map_(pa.string(), pa.int64())),
+    ],
+)
+def test_types_of_spark_have_types_of_arrow(kind: DataType, expected: pa.DataType) -> None:
+    (found,) = to_arrow_type(StructType([StructField("a", kind)]))
+    assert found.type == expected
+
+
+def test_a_map_is_a_dictionary() -> None:
+    maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
+    found = results_of(lambda row: row.of["a"], pa.RecordBatch.from_arrays([maps], ["of"]))
+    assert found.results.to_pylist() == [{"doubled": 1}]

@@ -16,9 +16,10 @@ from pyspark import TaskContext
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from mansio.errors import ConfigError
+from mansio.spark.spark_versions import to_arrow_type
 from mansio.spark.work.calls import Call, calls_of, run_isolated
-from mansio.spark.work.errors import ACTIONS, RETRY, RowError
-from mansio.spark.work.evaluation import ARROW, KINDS, PANDAS, ROW, Evaluated, Function, failed_row, join
+from mansio.spark.work.errors import ACTIONS, RETRY, ProcessDied, TimedOut
+from mansio.spark.work.evaluation import ARROW, KINDS, PANDAS, ROW, Evaluated, Function, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -140,7 +141,6 @@ def _apply_to_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task with their results and errors."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_type
 
     result_type = to_arrow_type(output[RESULT].dataType)
     error_type = to_arrow_type(ERROR_TYPE)
@@ -170,16 +170,17 @@ def evaluate(
 ) -> Evaluated:
     """Call the function for the rows of a batch. `is_repeated`: the task has failed before."""
     parts: list[tuple[int, Evaluated]] = []
-    for first, end, isolated in _runs(batch, isolation.when, is_repeated=is_repeated):
+    for first, end, isolated, was_delivered in _runs(batch, isolation.when, is_repeated=is_repeated):
         rows = batch.slice(first, end - first)
+        # A record that has failed is called alone: its neighbours would fail with it until none has an attempt left.
+        size = 1 if was_delivered else rows_per_call
         found: Iterable[tuple[int, Evaluated]]
         if isolated:
-            calls = calls_of(rows.num_rows, rows_per_call)
-            found = _isolated(rows, calls, function, result_type, isolation)
+            found = _isolated(rows, calls_of(rows.num_rows, size), function, isolation)
         elif function.is_for_row:
             found = [(0, function.call(rows))]
         else:
-            calls = calls_of(rows.num_rows, rows_per_call)
+            calls = calls_of(rows.num_rows, size)
             found = ((call.first, function.call(rows.slice(call.first, call.size))) for call in calls)
         parts += [(first + begin, each) for begin, each in found]
     return join(parts, result_type)
@@ -189,7 +190,6 @@ def _isolated(
     rows: pa.RecordBatch,
     calls: Sequence[Call],
     function: Function,
-    result_type: pa.StructType,
     isolation: Isolation,
 ) -> Iterator[tuple[int, Evaluated]]:
     from mansio.spark.work.child_process import Limits, make_calls  # not on systems without fork
@@ -200,21 +200,23 @@ def _isolated(
     ):
         if result is None:
             assert died is not None, "a call without a result has died"
-            result = failed_row(RowError(died.kind, died.message, RETRY), result_type)
+            result = function.failed((TimedOut if died.timed_out else ProcessDied)(died.message))
         yield call.first, result
 
 
-def _runs(batch: pa.RecordBatch, when: str, *, is_repeated: bool) -> list[tuple[int, int, bool]]:
-    """Divide a batch into runs of rows (first, end) that are isolated, or not."""
+def _runs(batch: pa.RecordBatch, when: str, *, is_repeated: bool) -> list[tuple[int, int, bool, bool]]:
+    """Divide a batch into runs of rows (first, end) that are isolated, or not, and that were delivered before, or
+    not."""
     if not batch.num_rows:
         return []
-    if when != AUTO or is_repeated or DELIVERY_COUNT not in batch.schema.names:
-        return [(0, batch.num_rows, when == ALWAYS or (when == AUTO and is_repeated))]
-    runs: list[tuple[int, int, bool]] = []
+    always = when == ALWAYS or (when == AUTO and is_repeated)
+    if DELIVERY_COUNT not in batch.schema.names:
+        return [(0, batch.num_rows, always, False)]
+    runs: list[tuple[int, int, bool, bool]] = []
     for index, count in enumerate(batch.column(DELIVERY_COUNT).to_pylist()):
-        isolated = count is not None and count > 1
-        if runs and runs[-1][2] == isolated:
-            runs[-1] = (runs[-1][0], index + 1, isolated)
+        was_delivered = count is not None and count > 1
+        if runs and runs[-1][3] == was_delivered:
+            runs[-1] = (runs[-1][0], index + 1, *runs[-1][2:])
         else:
-            runs.append((index, index + 1, isolated))
+            runs.append((index, index + 1, always or (when == AUTO and was_delivered), was_delivered))
     return runs

@@ -31,10 +31,10 @@ class Call(NamedTuple):
 
 
 class Died(NamedTuple):
-    """How the process of a call ended before the call was complete: an error kind and a message."""
+    """How the process of a call ended before the call was complete."""
 
-    kind: str
     message: str
+    timed_out: bool = False
 
 
 class CallOutcome(NamedTuple, Generic[T]):

@@ -25,7 +25,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.spark.work.calls import Died
-from mansio.spark.work.errors import PROCESS_DIED, TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 _LENGTH: Final = struct.Struct(">Q")
 _READ_BYTES: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1
+NO_DESCRIPTOR: Final = -1
 
 
 class Limits(NamedTuple):
@@ -59,12 +59,16 @@ def make_calls(
         os.close(reading)
         _run_child(rows, calls, call, limits, writing)
     os.close(writing)
+    ended = os.pidfd_open(child) if hasattr(os, "pidfd_open") else NO_DESCRIPTOR
     try:
-        return _read_results(reading, child, len(calls), limits)
+        return _read_results(reading, ended, child, len(calls), limits)
     finally:
         os.close(reading)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        if ended != NO_DESCRIPTOR:
+            os.close(ended)
+        for kill in (os.killpg, os.kill):  # with what it has started; it may have no group of its own yet
+            with suppress(ProcessLookupError, PermissionError):
+                kill(child, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(child, 0)
 
@@ -79,12 +83,14 @@ def _run_child(
     """Make the calls, and end the process."""
     status = 1
     try:
+        os.setsid()  # a group of its own, which is ended with it
         _end_with_parent()
+        _prefer_for_oom_kill()
         with suppress(ValueError):  # only the main thread may set handlers; another one has inherited none
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-        if limits.memory_bytes is not None:
-            most = _address_space_bytes() + limits.memory_bytes
+        if limits.memory_bytes is not None and (size := _address_space_bytes()):
+            most = size + limits.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         for each in calls:
             content = pickle.dumps(call(rows.slice(each.first, each.size)), pickle.HIGHEST_PROTOCOL)
@@ -99,6 +105,12 @@ def _end_with_parent() -> None:
     """Let the kernel kill this process when its parent ends (Linux); elsewhere it ends when it writes a result."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prefer_for_oom_kill() -> None:
+    """If memory is short, the kernel shall end this process, not the worker or the executor (Linux)."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def _address_space_bytes() -> int:
@@ -117,20 +129,28 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _read_results(
-    reading: int, child: int, count: int, limits: Limits
+    reading: int, ended: int, child: int, count: int, limits: Limits
 ) -> tuple[list[Evaluated], Died | None]:
+    """Read results until all are there, or the process has ended: `ended` can be read then. The end of the pipe says
+    less, because a process that the child has started keeps it open; it is all there is on macOS."""
+    watched = [reading] if ended == NO_DESCRIPTOR else [reading, ended]
     results: list[Evaluated] = []
+    os.set_blocking(reading, False)
     received = bytearray()
     timeout_s = None if limits.timeout_ms is None else limits.timeout_ms / 1000
     began_s = time.monotonic()
     while len(results) < count:
         left_s = None if timeout_s is None else max(began_s + timeout_s - time.monotonic(), 0.0)
-        if not select.select([reading], [], [], left_s)[0]:
-            return results, Died(TIMED_OUT, f"the call took longer than {limits.timeout_ms} ms")
-        piece = os.read(reading, _READ_BYTES)
+        readable = select.select(watched, [], [], left_s)[0]
+        if not readable:
+            return results, Died(f"the call took longer than {limits.timeout_ms} ms", timed_out=True)
+        try:
+            piece = os.read(reading, _READ_BYTES)
+        except BlockingIOError:
+            piece = b""
         if not piece:
             _, status = os.waitpid(child, 0)
-            return results, Died(PROCESS_DIED, _death(status))
+            return results, Died(_death(status))
         received += piece
         while len(received) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(received)[0]

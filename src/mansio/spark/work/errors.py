@@ -17,11 +17,13 @@ GROUP_BACKOFF_MS: Final = -1
 MESSAGE_CHARACTERS_MAX: Final = 1_000
 """Maximum length of the message of an error; longer ones are truncated."""
 
-PROCESS_DIED: Final = "ProcessDied"
-"""Kind of the error of a row whose call ended its process."""
 
-TIMED_OUT: Final = "TimedOut"
-"""Kind of the error of a row whose call took too long."""
+class ProcessDied(Exception):
+    """The call of a row has ended its process; `on_error` gets it, and it is the kind of the error."""
+
+
+class TimedOut(ProcessDied):
+    """The call of a row took longer than `timeout_ms`."""
 
 
 class Reject(Exception):
@@ -69,7 +71,7 @@ def row_error(error: BaseException, on_error: str | Callable[[BaseException], st
 
     `on_error`: `retry`, `reject`, or a function that returns one of them, or the delay of a retry in ms, for an
     exception. `Reject` and `Retry` decide themselves. If the function itself fails, the row is retried."""
-    message = str(error)[:MESSAGE_CHARACTERS_MAX]
+    message = _message_of(error)
     if isinstance(error, Reject):
         return RowError("Reject", message, REJECT)
     if isinstance(error, Retry):
@@ -80,7 +82,16 @@ def row_error(error: BaseException, on_error: str | Callable[[BaseException], st
     try:
         decision = on_error(error)
     except Exception as second:  # noqa: BLE001  # the user's
-        return RowError(kind, f"{message} (on_error: {second!r})"[:MESSAGE_CHARACTERS_MAX], RETRY)
+        return RowError(kind, f"{message} (on_error: {_message_of(second)})"[:MESSAGE_CHARACTERS_MAX], RETRY)
     if isinstance(decision, int):
         return RowError(kind, message, RETRY, max(decision, GROUP_BACKOFF_MS))
     return RowError(kind, message, decision if decision in ACTIONS else RETRY)
+
+
+def _message_of(error: BaseException) -> str:
+    """Return the message of an exception of the user's, as text that can be stored."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001  # the user's
+        text = f"(no message: {type(second).__name__})"
+    return text[:MESSAGE_CHARACTERS_MAX].encode("utf-8", "replace").decode()

@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import Row
 
 from mansio.errors import ConfigError
 from mansio.spark.work.errors import RowErrors, row_error
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mansio.spark.work.errors import RowError
 
@@ -60,7 +62,9 @@ class Function:
                 returned = self._function(rows.to_pandas() if self._kind == PANDAS else rows)
             except RowErrors as some:
                 returned, errors = some.results, some.errors
-            results = self._vectorised_results(returned, rows.num_rows)
+            if any(not 0 <= index < rows.num_rows for index in errors):
+                raise ConfigError(f"RowErrors names a row that the call of {rows.num_rows} rows has not")
+            results = self._vectorised_results(returned, rows.num_rows, errors)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # also SystemExit: it is the user's function that fails
@@ -69,16 +73,19 @@ class Function:
         found = {index: row_error(error, self._on_error) for index, error in errors.items()}
         return Evaluated(_without_rows(results, found), found)
 
-    def _call_rows(self, rows: pa.RecordBatch) -> Evaluated:
-        from pyspark.sql import Row
+    def failed(self, error: BaseException) -> Evaluated:
+        """Return the result of a row whose process has died."""
+        return Evaluated(pa.nulls(1, self._type), {0: row_error(error, self._on_error)})
 
+    def _call_rows(self, rows: pa.RecordBatch) -> Evaluated:
         as_row = Row(*rows.schema.names)
         function, as_dict = self._function, self._as_dict
         returned: list[dict[str, Any] | None] = []
         errors: dict[int, RowError] = {}
-        columns = [column.to_pylist() for column in rows.columns]
-        for index, values in enumerate(zip(*columns, strict=True)):
+        for index, values in enumerate(_python_rows(rows)):
             try:
+                if isinstance(values, Exception):
+                    raise values
                 returned.append(as_dict(function(as_row(*values))))
             except KeyboardInterrupt:
                 raise
@@ -107,6 +114,8 @@ class Function:
     def _as_dict(self, returned: Any) -> dict[str, Any]:
         """Return the result of a row as a dictionary with the fields of the schema."""
         names = self._names
+        if isinstance(returned, Row) and hasattr(returned, "__fields__"):
+            returned = returned.asDict()
         if isinstance(returned, dict):
             unknown = returned.keys() - {*names}
             if unknown:
@@ -122,7 +131,8 @@ class Function:
             return {names[0]: returned}
         raise ConfigError(f"the result is a {type(returned).__name__}: return a dictionary, a tuple or a Row")
 
-    def _vectorised_results(self, returned: Any, rows: int) -> pa.Array:
+    def _vectorised_results(self, returned: Any, rows: int, failed: Mapping[int, object]) -> pa.Array:
+        """Return what a vectorised function has returned as structs. The values of failed rows do not matter."""
         fields = list(self._type)
         if self._kind == PANDAS:
             import pandas as pd
@@ -131,6 +141,9 @@ class Function:
                 returned = returned.to_frame(fields[0].name)
             if not isinstance(returned, pd.DataFrame):
                 raise ConfigError(f"the function returned a {type(returned).__name__}, not a DataFrame")
+            if failed and len(returned) == rows:
+                returned = returned.astype(object)
+                returned.iloc[sorted(failed)] = None
             returned = pa.Table.from_pandas(returned, schema=pa.schema(fields), preserve_index=False)
         if isinstance(returned, pa.RecordBatch):
             returned = pa.Table.from_batches([returned])
@@ -155,9 +168,25 @@ def _without_rows(results: pa.Array, failed: Mapping[int, object]) -> pa.Array:
     return pa.StructArray.from_arrays(results.flatten(), fields=list(results.type), mask=mask)
 
 
-def failed_row(error: RowError, result_type: pa.StructType) -> Evaluated:
-    """Return the result of a row whose process died."""
-    return Evaluated(pa.nulls(1, result_type), {0: error})
+def _python_rows(rows: pa.RecordBatch) -> Iterable[tuple[Any, ...] | Exception]:
+    """Return the values of each row; the error of a row with a value that Python cannot have, such as a timestamp of
+    the year 10,000."""
+    try:
+        return zip(*(_python_values(column) for column in rows.columns), strict=True)
+    except (ValueError, OverflowError, TypeError):
+        return [_python_row(rows.slice(index, 1)) for index in range(rows.num_rows)]
+
+
+def _python_row(row: pa.RecordBatch) -> tuple[Any, ...] | Exception:
+    try:
+        return tuple(_python_values(column)[0] for column in row.columns)
+    except (ValueError, OverflowError, TypeError) as error:
+        return without_traceback(error)
+
+
+def _python_values(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    return values
 
 
 def join(parts: Sequence[tuple[int, Evaluated]], result_type: pa.StructType) -> Evaluated:
