@@ -83,9 +83,11 @@ class Function:
         returned: list[dict[str, Any] | None] = []
         errors: dict[int, RowError] = {}
         for index, values in enumerate(_python_rows(rows)):
+            if isinstance(values, Exception):
+                errors[index] = row_error(values, self._on_error)
+                returned.append(None)
+                continue
             try:
-                if isinstance(values, Exception):
-                    raise values
                 returned.append(as_dict(function(as_row(*values))))
             except KeyboardInterrupt:
                 raise
