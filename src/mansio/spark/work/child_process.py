@@ -131,7 +131,7 @@ def _write(descriptor: int, content: bytes) -> None:
 def _read_results(
     reading: int, ended: int, child: int, count: int, limits: Limits
 ) -> tuple[list[Evaluated], Died | None]:
-    """Read results until all are there, or the process has ended: `ended` can be read then. The end of the pipe says
+    """Read results until all are there, or the process has ended: `ended` can be read then. The end of the pipe states
     less, because a process that the child has started keeps it open; it is all there is on macOS."""
     watched = [reading] if ended == NO_DESCRIPTOR else [reading, ended]
     results: list[Evaluated] = []
