@@ -447,15 +447,15 @@ def test_a_measured_coroutine_returns_raises_and_is_cancelled_as_without(broker:
         def label() -> tuple[str, str]:
             return "r", "p"
 
-        assert await holds.measured(partial(work, "return"), "x", label) == "return"
+        assert await holds.measured(partial(work, "return"), "http", label) == "return"
         with pytest.raises(KeyError):
-            await holds.measured(partial(work, "raise"), "x", label)
-        task = asyncio.ensure_future(holds.measured(partial(work, "wait"), "x", label))
+            await holds.measured(partial(work, "raise"), "http", label)
+        task = asyncio.ensure_future(holds.measured(partial(work, "wait"), "http", label))
         await asyncio.sleep(0.001)
         task.cancel()
         assert await task == "ended"
         assert seen == ["cancelled"]
-        unstarted = asyncio.ensure_future(holds.measured(partial(work, "wait"), "x", label))
+        unstarted = asyncio.ensure_future(holds.measured(partial(work, "wait"), "http", label))
         unstarted.cancel()  # before its first step: no coroutine is left over, which Python would report
         with pytest.raises(asyncio.CancelledError):
             await unstarted
