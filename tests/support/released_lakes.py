@@ -28,7 +28,10 @@ LAKES: Final = ROOT / "tests" / "fixtures" / "lakes"
 TOPIC: Final = "orders"
 PARTITIONS: Final = 2
 BATCHES: Final = 3
+"""Of the release: in each the records are archived, appended and upserted."""
 BATCH_RECORDS: Final = 20
+FIRST_US: Final = 1_700_000_000_000_000
+STEP_US: Final = 3_600_000_000
 JOB_DEADLINE_S: Final = 240.0
 PLACE_FILE: Final = "place"
 """File with the directory in which a lake was made."""
@@ -39,7 +42,7 @@ from mansio.client.types import OutgoingRecord
 address, topic, partitions, begin, end = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 with mansio.blocking.connect(address) as client:
     if begin == 0:
-        client.admin.create_topic(topic, partitions=partitions, config={"segment.bytes": "1048576"})
+        client.admin.create_topic(topic, partitions=partitions, config={"segment.bytes": "1048576", "retention.ms": "-1"})
     client.publish_many(topic, [
         OutgoingRecord(
             b"%d" % number,
@@ -83,6 +86,43 @@ UPSERT_OPTIONS: Final = (
     "--order-by",
     "number",
 )
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    """The first records of the topic as rows of its archive, by partition and offset."""
+    rows = [
+        {
+            "key": b"k%d" % (number % 7),
+            "value": b"%d" % number,
+            "headers": [{"key": "n", "value": b"%d" % number}, {"key": "n", "value": None}]
+            if number % 3 == 0
+            else None,
+            "__partition": number % PARTITIONS,
+            "__offset": number // PARTITIONS,
+            "__timestamp": FIRST_US + number * STEP_US,
+        }
+        for number in range(count)
+    ]
+    return sorted(rows, key=lambda row: (row["__partition"], row["__offset"]))
+
+
+def appended_rows(count: int) -> list[dict[str, Any]]:
+    """The rows of the table into which the first records were appended, by number."""
+    return [
+        {
+            "number": number,
+            "key": f"k{number % 7}",
+            "at": number * STEP_US,
+            "origin": {"partition": number % PARTITIONS, "offset": number // PARTITIONS},
+        }
+        for number in range(count)
+    ]
+
+
+def upserted_rows(count: int) -> list[dict[str, Any]]:
+    """The rows of the table into which the first records were upserted, by key."""
+    latest = {f"k{number % 7}": number for number in range(count)}
+    return [{"key": key, "number": latest[key]} for key in sorted(latest)]
 
 
 def make(wheel: Path, target: Path) -> None:
@@ -140,7 +180,11 @@ def _jobs(command: list[str], address: str, place: Path, batch: int) -> Iterator
 def unpack(archive: Path, place: Path) -> None:
     """Put a lake into an empty directory: `data`, `warehouse` and `checkpoints`."""
     with tarfile.open(archive) as packed:
-        packed.extractall(place, filter="data")
+        for member in packed:
+            content = packed.extractfile(member)
+            assert content is not None, "there are files only"
+            (place / member.name).parent.mkdir(parents=True, exist_ok=True)
+            (place / member.name).write_bytes(content.read())
     made_in = (place / PLACE_FILE).read_text()
     warehouse = place / "warehouse"
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 QUERIES_PROPERTY: Final = "mansio.queries"
 """Table property with the last committed batch of each query, as JSON: `{query id: [batch id, milliseconds, digest of
-its offsets]}`."""
+its offsets]}`. Version 0.1.0 stored `[batch id, milliseconds]`."""
 QUERIES_MAX: Final = 100
 """Number of queries above which entries older than `QUERY_RETENTION_MS` are removed."""
 QUERY_RETENTION_MS: Final = 30 * 86_400_000
@@ -79,10 +79,13 @@ class BatchCommit:
 
 def last_batches(properties: Mapping[str, str]) -> dict[str, tuple[int, int, str]]:
     """Return the last committed batch of each query: query id to (batch id, time in milliseconds, digest of its
-    offsets).
+    offsets). Version 0.1.0 stored no digest: it is empty.
     """
     found = json.loads(properties.get(QUERIES_PROPERTY, "{}"))
-    return {query: (int(batch), int(at_ms), str(digest)) for query, (batch, at_ms, digest) in found.items()}
+    return {
+        query: (int(batch), int(at_ms), str(digest[0]) if digest else "")
+        for query, (batch, at_ms, *digest) in found.items()
+    }
 
 
 def is_committed(properties: Mapping[str, str], batch: QueryBatch) -> bool:
@@ -95,7 +98,7 @@ def is_committed(properties: Mapping[str, str], batch: QueryBatch) -> bool:
     last = last_batches(properties).get(batch.query)
     if last is None or batch.batch > last[0]:
         return False
-    if (batch.batch, batch.digest) != (last[0], last[2]):
+    if batch.batch != last[0] or last[2] not in ("", batch.digest):
         raise StaleCheckpoint(
             f"the table has batch {last[0]} of this pipeline, and its checkpoint plans batch {batch.batch} with other"
             " records: the checkpoint is an old copy, or another run uses it at the same time. Restore the newest one,"
