@@ -24,14 +24,14 @@ from support.web_ui import needs_java_and_maven
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PROGRAM = ROOT / "tests" / "nightly" / "spark" / "IcebergRestServer.java"
+PROGRAM = ROOT / "tests" / "support" / "IcebergRestServer.java"
 JARS = ROOT / ".tools" / "spark-iceberg"
 FETCH_DEADLINE_S = 300
 START_DEADLINE_S = 120
 
 
 def fetch_jars() -> Path:
-    """The directory with Iceberg's runtime. Skips, and says what is missing, where Maven cannot fetch it."""
+    """The directory with Iceberg's runtime. Skips the test without Java or Maven."""
     needs_java_and_maven()
     subprocess.run(
         [ROOT / "tools" / "maven_jars.sh", JARS.name], check=True, timeout=scaled(FETCH_DEADLINE_S)
@@ -88,9 +88,8 @@ class IcebergServer:
             self._process = None
 
     def settings(self, name: str) -> Mapping[str, str]:
-        """Spark's settings of a catalog of this name."""
+        """Spark's settings of a catalog of this name, for Mansio's jobs."""
         return {
-            f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
             f"spark.sql.catalog.{name}.type": "rest",
             f"spark.sql.catalog.{name}.uri": self.address,
         }

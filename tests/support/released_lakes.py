@@ -16,13 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import fastavro
+import pyarrow as pa
 
+from mansio.iceberg.archive.table import open_table
+from mansio.iceberg.archive.table_format import TABLE_SCHEMA
+from mansio.iceberg.archive.table_scan import scan
+from mansio.iceberg.result_table.table import open_existing_table
+from support.archive_tables import rows_of
 from support.environments import Environment, run
 from support.paths import ROOT
 from support.process import ServedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from mansio.iceberg.archive.table import ArchiveTable
 
 LAKES: Final = ROOT / "tests" / "fixtures" / "lakes"
 TOPIC: Final = "orders"
@@ -42,7 +50,8 @@ from mansio.client.types import OutgoingRecord
 address, topic, partitions, begin, end = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 with mansio.blocking.connect(address) as client:
     if begin == 0:
-        client.admin.create_topic(topic, partitions=partitions, config={"segment.bytes": "1048576", "retention.ms": "-1"})
+        config = {"segment.bytes": "1048576", "retention.ms": "-1"}
+        client.admin.create_topic(topic, partitions=partitions, config=config)
     client.publish_many(topic, [
         OutgoingRecord(
             b"%d" % number,
@@ -125,6 +134,35 @@ def upserted_rows(count: int) -> list[dict[str, Any]]:
     return [{"key": key, "number": latest[key]} for key in sorted(latest)]
 
 
+def archive_of(warehouse: Path) -> ArchiveTable:
+    """The archive of the topic."""
+    return open_table(None, str(warehouse), TOPIC)
+
+
+def archived(table: ArchiveTable, offset: int | None = None) -> list[dict[str, Any]]:
+    """The records of an archive as `records` has them, all or those below this offset."""
+    rows = pa.Table.from_pylist(rows_of(scan(table)), TABLE_SCHEMA).drop_columns(
+        ["__timestamp_type", "__lane"]
+    )
+    place = rows.schema.get_field_index("__timestamp")
+    rows = rows.set_column(place, "__timestamp", rows["__timestamp"].cast(pa.int64()))
+    return [row for row in rows.to_pylist() if offset is None or row["__offset"] < offset]
+
+
+def read_result(warehouse: Path, name: str, order: str) -> list[dict[str, Any]]:
+    """The rows of a result table as other programs read them; times in microseconds."""
+    found = open_existing_table(name, str(warehouse), {}).iceberg.scan().to_arrow().sort_by(order)
+    types = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in found.schema]
+    columns = [column.cast(kind) for column, kind in zip(found.columns, types, strict=True)]
+    return pa.table(columns, found.column_names).to_pylist()
+
+
+def publish_records(address: str, begin: int, end: int) -> None:
+    """Publish more of the records with this source."""
+    arguments = [address, TOPIC, *map(str, (PARTITIONS, begin, end))]
+    run([sys.executable, "-c", PUBLISH, *arguments])
+
+
 def make(wheel: Path, target: Path) -> None:
     """Let the release write a lake: each batch of records is published, archived, appended and upserted."""
     with tempfile.TemporaryDirectory() as directory:
@@ -153,7 +191,7 @@ def make(wheel: Path, target: Path) -> None:
         (place / PLACE_FILE).write_text(str(place))
         with tarfile.open(target, "w:gz", compresslevel=9) as archive:
             for path in sorted(place.rglob("*")):
-                if path.is_file() and path.suffix != ".log":
+                if path.is_file() and path != broker.output:
                     archive.add(path, path.relative_to(place))
 
 
@@ -198,12 +236,12 @@ def unpack(archive: Path, place: Path) -> None:
     for path in warehouse.rglob("*.metadata.json"):
         path.write_text(json.dumps(moved(json.loads(path.read_text()))))
     for path in warehouse.rglob("*.avro"):
-        with path.open("rb") as stream:
-            reader = fastavro.reader(stream)
+        with path.open("rb") as source:
+            reader = fastavro.reader(source)
             entries, schema, codec = [moved(one) for one in reader], reader.writer_schema, reader.codec
             metadata = {name: text for name, text in reader.metadata.items() if not name.startswith("avro.")}
-        with path.open("wb") as stream:
-            fastavro.writer(stream, schema, entries, codec=codec, metadata=metadata)
+        with path.open("wb") as target:
+            fastavro.writer(target, schema, entries, codec=codec, metadata=metadata)
     with sqlite3.connect(warehouse / "catalog.db") as catalog:
         for column in ("metadata_location", "previous_metadata_location"):
             catalog.execute(

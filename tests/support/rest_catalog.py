@@ -1,8 +1,8 @@
-"""A small Iceberg REST catalog over HTTP: the part of the protocol that an archive uses, over a SQLite catalog.
+"""A small Iceberg REST catalog over HTTP: the part of the protocol that Mansio uses, over a SQLite catalog.
 
-No catalog server comes with pip that is light enough for a test. Here pyiceberg's SQLite catalog keeps the tables and
-judges the commits, and this puts HTTP before it. Always true: requests are done one after the other; `fail_next` makes
-the answer to the next commit an error, after or before it is done.
+For answers that get lost, and where there is no Java; `iceberg_server` has Iceberg's own. Here pyiceberg's SQLite
+catalog keeps the tables and judges the commits, and this puts HTTP before it. Always true: requests are done one after
+the other; `fail_next` makes the answer to the next commit an error, after or before it is done.
 """
 
 from __future__ import annotations
@@ -80,9 +80,14 @@ class RestCatalog:
                 }
             case "POST", ["namespaces", namespace, "tables"]:
                 asked = CreateTableRequest.model_validate({"location": None, **json.loads(body)})
-                given: dict[str, Any] = (
-                    {} if asked.partition_spec is None else {"partition_spec": asked.partition_spec}
-                )
+                given: dict[str, Any] = {
+                    name: value
+                    for name, value in (
+                        ("partition_spec", asked.partition_spec),
+                        ("sort_order", asked.write_order),
+                    )
+                    if value is not None
+                }
                 table = self.catalog.create_table(
                     (namespace, asked.name),
                     asked.table_schema,

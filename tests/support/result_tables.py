@@ -25,6 +25,7 @@ from mansio.iceberg.result_table.upsert_tasks import (
     stage_rows,
 )
 from mansio.spark.sink.result_schema import to_iceberg_schema
+from mansio.spark.sink.upsert_sink import paths_by_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -118,7 +119,8 @@ def upsert(
     staged = parse_stage_report(report["report"][0].as_py())
     table.refresh()
     files = keyed_files(table.iceberg, table.files(), fields, key[0])
-    before = frozenset(file.path for file in files)
+    names = {one.group for one in staged.groups}
+    before = paths_by_group(files, names)
     items = plan_merge(staged.groups, files, small_bytes=small_bytes)
     merged = [merge_group(table.layout(), key, "merged", item) for item in items]
     between()
@@ -129,7 +131,7 @@ def upsert(
 
     def is_current() -> bool:
         now = keyed_files(table.iceberg, table.files(), fields, key[0])
-        return before == frozenset(file.path for file in now)
+        return before == paths_by_group(now, names)
 
     table.commit(batch, added, replaced, is_current)
     return MergeReport(tuple(replaced), tuple(added))

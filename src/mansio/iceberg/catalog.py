@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import RESTError, TableAlreadyExistsError
 
 from mansio.errors import ConfigError
-from mansio.iceberg.commit import CachedMetadataTransaction, commit_with_retries
+from mansio.iceberg.commit import CachedMetadataTransaction, commit_with_retries, refresh_table
 from mansio.iceberg.errors import CatalogLocked, CatalogUnavailable
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class CatalogTable:
         return ".".join(self.iceberg.name())
 
     def refresh(self) -> None:
-        """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`."""
+        """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`, `TableChanged`."""
         with self.catalog_errors():
-            self.iceberg.refresh()
+            refresh_table(self.iceberg)
 
     def transaction(self) -> CachedMetadataTransaction:
         """Return a transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.

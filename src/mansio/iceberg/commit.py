@@ -6,9 +6,11 @@ compares offsets, `result_table.commit` batch ids.
 
 Invariants:
 * A change is committed only to the table state against which it was checked. Every commit of `commit_files` creates a
-  snapshot, also without files, and requires that the branch still points to the previous snapshot. After a concurrent
-  commit, and after one of its own with an unknown outcome, `commit_with_retries` reads the table and checks again.
-* pyiceberg's own retry is disabled by a table property, because it would repeat the change without this check.
+  snapshot, also without files, and requires that the branch still points to the previous snapshot and that columns and
+  partition spec are those of this state. After a concurrent commit, and after one of its own with an unknown outcome,
+  `commit_with_retries` reads the table and checks again.
+* pyiceberg's own retry would repeat the change without this check: `CachedMetadataTransaction` prevents it.
+* Attempts and waits are bounded: `COMMIT_RETRIES_MAX` and `COMMIT_RETRY_BACKOFF_S_MAX`.
 * Files with row-level deletes of other engines are not replaced, because the new ones would have the deleted rows.
 
 Private names of pyiceberg (`_updates`, `_apply`) are used in this package only, and tested with version 0.12.
@@ -21,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -30,11 +32,17 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Transaction
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
+from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    RemoveSnapshotsUpdate,
+    update_table_metadata,
+)
 from pyiceberg.typedef import Record
 
+from mansio.backoff import grown_delay
 from mansio.errors import ConfigError
-from mansio.iceberg.errors import CommitConflict, InvalidDataFiles
+from mansio.iceberg.errors import CommitConflict, InvalidDataFiles, TableChanged
 from mansio.iceberg.snapshot_files import ReplaceDataFiles
 
 if TYPE_CHECKING:
@@ -48,9 +56,11 @@ if TYPE_CHECKING:
     from mansio.iceberg.data_files import WrittenFile
     from mansio.iceberg.snapshot_files import SnapshotFiles
 
-COMMIT_RETRIES_MAX: Final = 5
+COMMIT_RETRIES_MAX: Final = 15
+"""Waits of at most 51 s in total. Other programs that commit all the time are first in several attempts in a row."""
 COMMIT_RETRY_BACKOFF_S: Final = 0.1
-"""Maximum of the random wait before the second attempt; it grows by as much with each attempt."""
+"""Maximum of the random wait before the second attempt; it doubles with each attempt."""
+COMMIT_RETRY_BACKOFF_S_MAX: Final = 5.0
 
 Result = TypeVar("Result")
 
@@ -96,15 +106,39 @@ def commit_with_retries(
 
     Raises:
         CommitConflict: In every attempt another commit changed the table first.
+        TableChanged: Another program dropped the table, or created another one in its place.
     """
     backoff_s = COMMIT_RETRY_BACKOFF_S if backoff_s is None else backoff_s
     for number in range(1, retries + 2):
         try:
             return attempt(number)
         except (CommitFailedException, CommitStateUnknownException):
-            time.sleep(random.uniform(0, backoff_s * number))
-            table.refresh()
+            if number <= retries:
+                time.sleep(random.uniform(0, grown_delay(number, backoff_s, COMMIT_RETRY_BACKOFF_S_MAX)))
+                refresh_table(table)
     raise CommitConflict(conflict)
+
+
+def refresh_table(table: Table) -> None:
+    """Reload the metadata of a table.
+
+    Raises:
+        TableChanged: Another program dropped the table, or created another one in its place.
+        pyiceberg's errors of the catalog: See `catalog.catalog_errors`.
+    """
+    known = table.metadata.table_uuid
+    name = ".".join(table.name())
+    try:
+        table.refresh()
+    except NoSuchTableError as error:
+        raise TableChanged(f"another program dropped table {name}: start again without it") from error
+    except ValueError as error:  # pyiceberg's for another UUID
+        if table.catalog.load_table(table.name()).metadata.table_uuid == known:
+            raise
+        raise TableChanged(
+            f"another program dropped table {name} and created it again: start again, with a new checkpoint if the"
+            " rows of earlier batches are to be in it"
+        ) from error
 
 
 def commit_files(
@@ -135,6 +169,13 @@ def commit_files(
         assert live is not None
         refuse_row_level_deletes(table, live)
     with CachedMetadataTransaction(table) as transaction:
+        transaction._apply(
+            (),
+            (
+                AssertCurrentSchemaId.model_validate({"current-schema-id": table.metadata.current_schema_id}),
+                AssertDefaultSpecId.model_validate({"default-spec-id": table.metadata.default_spec_id}),
+            ),
+        )
         change_columns(transaction)
         entries = [to_data_file(table, file, transaction.table_metadata) for file in added]
         if expired:

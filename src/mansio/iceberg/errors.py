@@ -47,6 +47,10 @@ class CommitConflict(ArchiveError):
     retriable = True
 
 
+class TableChanged(ArchiveError):
+    """Another program changed columns or partition spec of a table, or dropped it, while a batch for it was written."""
+
+
 class IncompatibleSchema(ArchiveError):
     """The columns of a result cannot be written to the table."""
 

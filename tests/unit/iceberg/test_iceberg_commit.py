@@ -127,7 +127,7 @@ def test_endless_conflicts_end_with_an_error(table: ArchiveTable, monkeypatch: p
 
     monkeypatch.setattr(commit, "COMMIT_RETRY_BACKOFF_S", 0)
     monkeypatch.setattr(table.iceberg.catalog, "commit_table", refuse)
-    with pytest.raises(CommitConflict, match="6 attempts"):
+    with pytest.raises(CommitConflict, match="16 attempts"):
         add(table, plan(0, {0: 0}, {0: 1}))
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.iceberg.archive.table import open_table
-from mansio.iceberg.archive.table_format import TABLE_SCHEMA
 from mansio.iceberg.archive.table_scan import scan
 from mansio.iceberg.errors import StaleCheckpoint
 from mansio.iceberg.result_table.commit import QueryBatch, last_batches
@@ -23,8 +20,10 @@ from support.released_lakes import (
     BATCH_RECORDS,
     BATCHES,
     LAKES,
-    TOPIC,
     appended_rows,
+    archive_of,
+    archived,
+    read_result,
     records,
     unpack,
     upserted_rows,
@@ -32,8 +31,7 @@ from support.released_lakes import (
 from support.result_tables import append
 
 if TYPE_CHECKING:
-    from mansio.iceberg.archive.table import ArchiveTable
-    from mansio.iceberg.result_table.table import ResultTable
+    from pathlib import Path
 
 COUNT = BATCHES * BATCH_RECORDS
 ENDS = {0: COUNT // 2, 1: COUNT // 2}
@@ -46,36 +44,9 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "elsewhere" / "warehouse"
 
 
-def archive_of(lake: Path) -> ArchiveTable:
-    return open_table(None, str(lake), TOPIC)
-
-
-def result_of(lake: Path, name: str) -> ResultTable:
-    return open_existing_table(name, str(lake), {})
-
-
-def read(table: ResultTable, order: str) -> list[dict[str, Any]]:
-    """Its rows as other programs read them; times in microseconds."""
-    table.refresh()
-    found = table.iceberg.scan().to_arrow().sort_by(order)
-    types = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in found.schema]
-    return pa.table(
-        [column.cast(kind) for column, kind in zip(found, types, strict=True)], found.column_names
-    ).to_pylist()
-
-
-def archived(table: ArchiveTable, count: int) -> list[dict[str, Any]]:
-    """The first `count` records of each partition, without the columns that say nothing here."""
-    rows = pa.Table.from_pylist(rows_of(scan(table)), TABLE_SCHEMA)
-    shown = rows.drop_columns(["__timestamp_type", "__lane"])
-    place = shown.schema.get_field_index("__timestamp")
-    shown = shown.set_column(place, "__timestamp", shown["__timestamp"].cast(pa.int64()))
-    return [row for row in shown.to_pylist() if row["__offset"] < count]
-
-
 def test_archive_of_a_release_is_read_continued_and_maintained(lake: Path) -> None:
     table = archive_of(lake)
-    assert archived(table, COUNT) == records(COUNT)
+    assert archived(table) == records(COUNT)
     last = table.last_commit()
     assert last is not None
     assert last.offsets == ENDS
@@ -94,9 +65,9 @@ def test_archive_of_a_release_is_read_continued_and_maintained(lake: Path) -> No
 
 
 def test_result_tables_of_a_release_are_read_continued_and_maintained(lake: Path) -> None:
-    appended, upserted = result_of(lake, "ns.appended"), result_of(lake, "ns.upserted")
-    assert read(appended, "number") == appended_rows(COUNT)
-    assert read(upserted, "key") == upserted_rows(COUNT)
+    appended, upserted = (open_existing_table(name, str(lake), {}) for name in ("ns.appended", "ns.upserted"))
+    assert read_result(lake, "ns.appended", "number") == appended_rows(COUNT)
+    assert read_result(lake, "ns.upserted", "key") == upserted_rows(COUNT)
     assert upserted.key == ("key",)
     assert list(map(str, appended.partition_by)) == ["day(at)", "bucket(2, key)"]
     for table in (appended, upserted):
@@ -109,8 +80,8 @@ def test_result_tables_of_a_release_are_read_continued_and_maintained(lake: Path
     ((query, (batch, _, _)),) = last_batches(appended.iceberg.properties).items()
     new = pa.RecordBatch.from_pylist(appended_rows(COUNT + 3)[COUNT:], appended.layout().schema)
     assert append(appended, QueryBatch(query, batch + 1), new)
-    assert not append(result_of(lake, "ns.appended"), QueryBatch(query, batch + 1), new)
+    assert not append(open_existing_table("ns.appended", str(lake), {}), QueryBatch(query, batch + 1), new)
     for table in (appended, upserted):
         maintain_table(table, grace_s=0)
-    assert read(result_of(lake, "ns.appended"), "number") == appended_rows(COUNT + 3)
-    assert read(result_of(lake, "ns.upserted"), "key") == upserted_rows(COUNT)
+    assert read_result(lake, "ns.appended", "number") == appended_rows(COUNT + 3)
+    assert read_result(lake, "ns.upserted", "key") == upserted_rows(COUNT)

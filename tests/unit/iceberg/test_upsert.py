@@ -237,7 +237,8 @@ def test_only_the_groups_that_another_commit_changed_are_merged_again(
     monkeypatch.setattr(sink, "_merge", merge)
     batch = QueryBatch("q", 1)
     table.refresh()
-    sink._merge_and_commit(None, batch, staged(table, batch, [("a", n, "ours", 3) for n in range(4)]))  # type: ignore[arg-type]
+    groups = staged(table, batch, [("a", n, "ours", 3) for n in range(4)])
+    sink._merge_and_commit(None, batch, groups, table.shape())  # type: ignore[arg-type]
     assert merges == [4, 1]
     assert [row[2] for row in held(table)] == ["ours"] * 4
     data = {path.name for path in (tmp_path / "ns" / "t" / "data").iterdir() if "-staged-" not in path.name}

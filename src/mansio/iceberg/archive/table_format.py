@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mansio.iceberg.table_properties import BATCH_PROPERTY, COMMON_PROPERTIES, QUERY_PROPERTY
+from mansio.iceberg.table_properties import (
+    BATCH_PROPERTY,
+    COMMIT_RETRIES_PROPERTY,
+    COMMON_PROPERTIES,
+    QUERY_PROPERTY,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,6 +85,7 @@ COMPACTED_FROM_PROPERTY = "mansio.compacted-from"
 
 TABLE_PROPERTIES = {
     **COMMON_PROPERTIES,
+    COMMIT_RETRIES_PROPERTY: "0",
     # Bounds only of the columns used for pruning: manifests stay small regardless of the records.
     "write.metadata.metrics.default": "none",
     **{

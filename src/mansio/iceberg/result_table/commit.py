@@ -11,7 +11,9 @@ Invariants:
 * Those of the module `mansio.iceberg.commit`.
 * Files are replaced only if all of them are still live and no other file of their groups was added; otherwise nothing
   is committed and the batch has to be merged again (`FilesChanged`).
-* Several queries may write to one table. Each has an entry of its own.
+* Several queries, and other programs, may write to one table. Each query has an entry of its own. A batch is committed
+  on top of what others have committed meanwhile, unless they have changed files that it replaces, or columns or the
+  partition spec so that its files do not fit any more (`TableChanged`).
 * A query never continues from a checkpoint that is older than the table: its next batches have ids that the table
   knows, but other records, which would be lost.
 """
@@ -29,13 +31,16 @@ from mansio.iceberg.commit import (
     commit_with_retries,
     expirable_snapshots,
 )
-from mansio.iceberg.errors import CommitConflict, StaleCheckpoint
+from mansio.iceberg.errors import CommitConflict, StaleCheckpoint, TableChanged
+from mansio.iceberg.result_table.table_schema import difference
 from mansio.iceberg.snapshot_files import SnapshotFiles, SnapshotReader
 from mansio.iceberg.table_properties import BATCH_PROPERTY, QUERY_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
@@ -67,6 +72,38 @@ class QueryBatch:
     query: str
     batch: int
     digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What of a table decides whether files fit it: columns and partition spec. A batch keeps the shape for which its
+    files were written.
+    """
+
+    schema: Schema
+    spec: PartitionSpec
+
+    @classmethod
+    def of(cls, table: Table) -> TableShape:
+        """Return the shape of a table as of its last refresh."""
+        return cls(table.schema(), table.spec())
+
+    def check(self, table: Table) -> None:
+        """Check that files that were written for this shape still fit the table.
+
+        Raises:
+            TableChanged: They do not.
+        """
+        change: str | None = None
+        if not self.spec.compatible_with(table.spec()):
+            change = "its partition spec was changed"
+        elif self.schema.schema_id != table.schema().schema_id:
+            change = difference(self.schema, table.schema())
+        if change is not None:
+            raise TableChanged(
+                f"another program changed table {'.'.join(table.name())} while a batch for it was written: {change};"
+                " nothing of the batch was committed. Start the pipeline again: it processes the batch again"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +163,30 @@ def commit_batch(
     replaced: Sequence[str] = (),
     is_current: Callable[[], bool] = lambda: True,
     *,
+    shape: TableShape | None = None,
     reader: SnapshotReader | None = None,
     retries: int = COMMIT_RETRIES_MAX,
     now_ms: int | None = None,
 ) -> BatchCommit:
     """Add the files of a batch, and remove the files with the paths `replaced`, unless the table has the batch already.
     `is_current`: whether the files of the table still are those from which the new ones were made; called before each
-    attempt. `reader`: the one with which the files to be replaced were chosen, so that their manifests are not read
-    again.
+    attempt. `shape`: the one for which the files were written; None: the table's. `reader`: the one with which the
+    files to be replaced were chosen, so that their manifests are not read again.
 
     Raises:
         FilesChanged: They are not; nothing was committed.
+        TableChanged: The files do not fit the table any more; nothing was committed.
         CommitConflict: In every attempt another commit changed the table first.
         StaleCheckpoint: The table has a later batch of the query.
         InvalidDataFiles: A file is not as its task reported; nothing was committed.
     """
     reader = reader or SnapshotReader()
+    shape = shape or TableShape.of(table)
 
     def attempt(number: int) -> BatchCommit:
         if is_committed(table.properties, batch):
             return BatchCommit(added=False, attempts=number)
+        shape.check(table)
         if not is_current():
             raise FilesChanged(
                 f"files of {'.'.join(table.name())} that batch {batch.batch} replaces have changed"

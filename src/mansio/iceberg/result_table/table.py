@@ -40,6 +40,7 @@ from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.result_table.commit import (
     SNAPSHOTS_KEPT,
     SNAPSHOTS_KEPT_PROPERTY,
+    TableShape,
     commit_batch,
     is_committed,
 )
@@ -62,7 +63,7 @@ from mansio.iceberg.result_table.table_schema import (
 from mansio.iceberg.result_table.upsert_plan import group_fields
 from mansio.iceberg.result_table.upsert_tasks import DEAD_LETTER_COLUMNS
 from mansio.iceberg.snapshot_files import SnapshotReader
-from mansio.iceberg.table_properties import COMMON_PROPERTIES
+from mansio.iceberg.table_properties import COMMIT_RETRIES_PROPERTY, COMMON_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -161,6 +162,10 @@ class ResultTable(CatalogTable):
         location = properties.get("write.data.path") or f"{self.iceberg.location().rstrip('/')}/data"
         return FileLayout(location.rstrip("/"), write_schema(self.iceberg.schema()), self.partition_by)
 
+    def shape(self) -> TableShape:
+        """Return what the files of a batch have to fit. A writer reads it with `layout`, and commits with it."""
+        return TableShape.of(self.iceberg)
+
     def files(self) -> SnapshotFiles:
         """Return the live files, as of the last `refresh` or `commit`. Each manifest is read once."""
         return self.reader.read(self.iceberg)
@@ -175,8 +180,11 @@ class ResultTable(CatalogTable):
         added: Sequence[WrittenFile],
         replaced: Sequence[str] = (),
         is_current: Callable[[], bool] = lambda: True,
+        shape: TableShape | None = None,
     ) -> BatchCommit:
-        """Commit a batch exactly once; see `commit.commit_batch` for errors."""
+        """Commit a batch exactly once; see `commit.commit_batch` for errors. `shape`: the one for which the files were
+        written; None: that of the last refresh.
+        """
         return self.retry_while_locked(
             partial(
                 commit_batch,
@@ -185,6 +193,7 @@ class ResultTable(CatalogTable):
                 added,
                 replaced,
                 is_current,
+                shape=shape or self.shape(),
                 reader=self.reader,
             )
         )
@@ -204,6 +213,7 @@ def open_result_table(target: TableTarget, columns: Schema, spark_settings: Mapp
     Raises:
         ConfigError: The name, catalog, partition spec, sort order or key does not fit the table or the result.
         IncompatibleSchema: The columns do not fit the table.
+        CommitConflict: In every attempt another commit changed the table first.
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     name = parse_table_name(target.name)
@@ -214,17 +224,28 @@ def open_result_table(target: TableTarget, columns: Schema, spark_settings: Mapp
             table = opened.catalog.load_table(name.identifier)
         except NoSuchTableError:
             table = _create_table(name, opened, target, columns)
-        found = ResultTable(table, name, opened)
-        check_target(found, target)
-        found.changes = plan_changes(table.schema(), columns, target.renames)
-        if found.changes:
-            apply_changes(table, found.changes, columns)
-        _check_partition_types(found)
-        if target.key:
-            _check_key_types(found, target.key)
-            group_fields(found.partition_by, target.key)
-            _set_key(table, target.key)
+    found = ResultTable(table, name, opened)
+    found.retry_on_conflict(lambda: _adapt(found, target, columns))
     return found
+
+
+def _adapt(found: ResultTable, target: TableTarget, columns: Schema) -> None:
+    """Check the options, and change columns and properties of the table, in one attempt."""
+    table = found.iceberg
+    check_target(found, target)
+    changes = plan_changes(table.schema(), columns, target.renames)
+    if changes:
+        apply_changes(table, changes, columns)
+        found.changes = changes
+    _check_partition_types(found)
+    if target.key:
+        _check_key_types(found, target.key)
+        group_fields(found.partition_by, target.key)
+        _set_key(table, target.key)
+    if CREATED_PROPERTY in table.properties and table.properties.get(COMMIT_RETRIES_PROPERTY) == "0":
+        # Earlier versions set it, so that every conflict was an error for other writers.
+        with table.transaction() as transaction:
+            transaction.remove_properties(COMMIT_RETRIES_PROPERTY)
 
 
 def open_existing_table(name: str, warehouse: str | None, spark_settings: Mapping[str, str]) -> ResultTable:

@@ -115,6 +115,32 @@ def _is_widened(table: IcebergType, result: IcebergType, column: str) -> bool:
     )
 
 
+def difference(written: Schema, current: Schema) -> str | None:
+    """Return why files that were written for one schema cannot be added to a table that has another one now, or None if
+    they can: every column of the files is still there, under its name, with its type or a wider one, and new columns
+    are optional.
+    """
+    names = {field_id: written.find_column_name(field_id) for field_id in written.field_ids}
+    for field_id, name in names.items():
+        if field_id not in current.field_ids:
+            return f"column {name} was dropped"
+        old, new = written.find_field(field_id), current.find_field(field_id)
+        if current.find_column_name(field_id) != name:
+            return f"column {name} was renamed to {current.find_column_name(field_id)}"
+        if old.field_type == new.field_type or not isinstance(old.field_type, PrimitiveType):
+            continue
+        if not isinstance(new.field_type, PrimitiveType) or not _is_promotable(
+            old.field_type, new.field_type
+        ):
+            return f"column {name} was changed from {old.field_type} to {new.field_type}"
+    known = {"", *names.values()}
+    for field_id in current.field_ids - names.keys():
+        added = str(current.find_column_name(field_id))
+        if current.find_field(field_id).required and added.rpartition(".")[0] in known:
+            return f"column {added} was added, which requires a value"
+    return None
+
+
 def _is_promotable(narrow: PrimitiveType, wide: PrimitiveType) -> bool:
     try:
         return bool(promote(narrow, wide) == wide) and not (

@@ -48,11 +48,12 @@ class AppendSink:
             for one in self._table.sort_by
         ]
         rows = frame.sortWithinPartitions(*order) if order else frame
+        shape = self._table.shape()
         write = partial(write_rows, self._table.layout(), file_prefix(batch))
         reports = rows.mapInArrow(write, REPORT_SCHEMA).collect()
         files = [replace(parse_written_file(report["file"]), is_sorted=bool(order)) for report in reports]
         if files:
-            self._table.commit(batch, files)
+            self._table.commit(batch, files, shape=shape)
 
 
 def file_prefix(batch: QueryBatch) -> str:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from mansio.iceberg.result_table.commit import TableShape
     from mansio.iceberg.result_table.partition_spec import PartitionField
     from mansio.iceberg.result_table.table import ResultTable
     from mansio.iceberg.result_table.upsert_plan import KeyedFile
@@ -95,12 +96,13 @@ class UpsertSink:
         if self._table.is_committed(batch):
             execute_without_output(frame)
             return
+        shape = self._table.shape()
         reports = self._stage(frame, batch)
         staged = [one for report in reports for one in report.groups]
         try:
             self._commit_null_keys(reports, batch)
             if staged:
-                self._merge_and_commit(frame, batch, staged)
+                self._merge_and_commit(frame, batch, staged, shape)
         finally:
             delete_files(self._table, [one.path for one in staged])
 
@@ -150,14 +152,18 @@ class UpsertSink:
             files = [one for report in reports for one in report.dead_letters]
             self._dead_letters.commit(batch, files)
 
-    def _merge_and_commit(self, frame: DataFrame, batch: QueryBatch, staged: Sequence[StagedGroup]) -> None:
+    def _merge_and_commit(
+        self, frame: DataFrame, batch: QueryBatch, staged: Sequence[StagedGroup], shape: TableShape
+    ) -> None:
         """Execute the second job and commit. After a concurrent commit that changed files of some of the batch's
-        groups, these groups are merged again.
+        groups, these groups are merged again, with the table's present columns. `shape`: the one for which the rows
+        were staged.
         """
         groups = {one.group for one in staged}
         merged: dict[str, MergeReport] = {}
         before: dict[str, frozenset[str]] = {}
         for _ in range(MERGE_ATTEMPTS_MAX):
+            shape.check(self._table.iceberg)
             files = self._keyed_files()
             now = paths_by_group(files, groups)
             stale = [one for one in staged if one.group not in merged or now[one.group] != before[one.group]]
@@ -171,7 +177,7 @@ class UpsertSink:
             added = [file for report in merged.values() for file in report.files]
             replaced = [path for report in merged.values() for path in report.replaced]
             try:
-                self._table.commit(batch, added, replaced, partial(self._has_files, before))
+                self._table.commit(batch, added, replaced, partial(self._has_files, before), shape)
             except FilesChanged:
                 self._table.refresh()
                 continue
