@@ -3,8 +3,8 @@ failed.
 
 A batch takes these steps. After a crash Spark calls the sink again for the same batch, and it continues:
 
-1. The failures of the batch are stored beside the checkpoint.
-2. The results are written. The target recognizes a batch that it has.
+1. The rows are processed, and the failures stored beside the checkpoint.
+2. The results of the other rows are written. The target recognizes a batch that it has.
 3. The stored failures are marked as those of a batch that is written.
 4. The failures are released or rejected. The source accepts the other records when Spark has committed the batch.
 
@@ -12,19 +12,24 @@ Invariants:
 * The failures that are sent are those of the attempt whose results the target has: a batch that is written is not
   processed again, although its function might fail for other rows then.
 * No failure is sent before the results are written, and none is lost after that.
-* The function is called once for each row of an attempt: the rows are kept between the steps.
+* The function is called once for each row of an attempt: the rows are kept between the steps. Spark may nevertheless
+  process rows again in step 2, if it has lost an executor, or ran a task twice. A result of a row whose failure is
+  stored is not written then, and a row that fails only now ends the attempt, after which both steps are repeated.
 * A sink can be pickled before its first batch: with Spark Connect the server calls it, in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from pyspark.errors import PySparkException
+from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
-from mansio.errors import ConfigError
+from mansio.errors import ConfigError, MansioError
 from mansio.pipelines.checkpoint import checkpoint_directory, planned_sources, query_id
 from mansio.spark.share import failures
 from mansio.spark.share.failures import RecordFailure, failures_of
@@ -34,7 +39,7 @@ from mansio.spark.sync_client import sync_client
 from mansio.spark.work.apply import ERROR, ERROR_TYPE, RESULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -45,8 +50,19 @@ if TYPE_CHECKING:
 FAILURES_FILES: Final = ("mansio-failures-0", "mansio-failures-1")
 """Files in the checkpoint with the failures of even and odd batches."""
 
+EVALUATIONS_MAX: Final = 3
+"""How often the rows of a batch are processed if some of them fail only while the results are written."""
+
+FAILED_AGAIN: Final = "mansio: a row failed that had not failed before"
+"""Message of Spark's error for such a row."""
+
+_IS_FAILED: Final = "__mansio_is_failed"
+
 BATCH_COLUMN: Final = "mansio_batch"
 """Column of a directory of files with the number of the batch, by which the files are partitioned."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class WorkTarget(Protocol):
@@ -191,21 +207,45 @@ class WorkSink:
             stored.store(checkpoint)
             self._target.write(self._to_columns(frame), batch_id)
             return stored
-        done = frame.persist()
-        try:
-            stored = StoredFailures(batch_id, False, tuple(failures_of(done)))
-            stored.store(checkpoint)
-            self._target.write(self._to_columns(results_of(done, keeps_key=self._keeps_key)), batch_id)
-        finally:
-            done.unpersist()
+        for number in range(1, EVALUATIONS_MAX + 1):
+            done = frame.persist()
+            try:
+                stored = StoredFailures(batch_id, False, tuple(failures_of(done)))
+                stored.store(checkpoint)
+                results = results_of(done, stored.failures, keeps_key=self._keeps_key)
+                self._target.write(self._to_columns(results), batch_id)
+                break
+            except (PySparkException, MansioError) as error:
+                if FAILED_AGAIN not in str(error) or number == EVALUATIONS_MAX:
+                    raise
+                logger.warning(
+                    "batch %d is processed again: Spark has lost results, and other rows fail now", batch_id
+                )
+            finally:
+                done.unpersist()
         return stored
 
 
-def results_of(done: DataFrame, *, keeps_key: bool) -> DataFrame:
-    """Return the results of the rows without an error, with the fields of `result` as columns."""
+def results_of(done: DataFrame, failed: Sequence[RecordFailure], *, keeps_key: bool) -> DataFrame:
+    """Return the results of the rows that have not failed, with the fields of `result` as columns. `failed`: the rows
+    that have. A row that is not one of them, and has an error nevertheless, is an error of Spark's job with the message
+    `FAILED_AGAIN`."""
     fields: Any = done.schema[RESULT].dataType
     kept = ["key"] if keeps_key and "key" in done.columns and "key" not in fields.names else []
-    return done.where(f"{ERROR} IS NULL").select(*kept, f"{RESULT}.*")
+    if failed:
+        places = done.sparkSession.createDataFrame(
+            [(each.topic, each.partition, each.offset, True) for each in failed],
+            f"topic string, partition int, offset bigint, {_IS_FAILED} boolean",
+        )
+        rows = done.join(functions.broadcast(places), ["topic", "partition", "offset"], "left")
+    else:
+        rows = done.withColumn(_IS_FAILED, functions.lit(None).cast("boolean"))
+    has_result = (
+        functions.when(functions.col(_IS_FAILED), False)
+        .when(functions.col(ERROR).isNull(), True)
+        .otherwise(functions.raise_error(functions.lit(FAILED_AGAIN)).cast("boolean"))
+    )
+    return rows.where(has_result).select(*kept, f"{RESULT}.*")
 
 
 def result_schema(frame: DataFrame) -> StructType:

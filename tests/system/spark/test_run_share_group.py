@@ -16,7 +16,7 @@ import mansio
 from mansio.errors import ConfigError
 from mansio.iceberg.result_table.table import TableTarget
 from mansio.pipelines.run import PipelineFailed, PipelineJob, run_pipeline
-from mansio.pipelines.work_sink import StoredFailures
+from mansio.pipelines.work_sink import StoredFailures, results_of
 from mansio.spark.share import failures
 from mansio.wire.internal_records.dead_letter_headers import REASON_HEADER
 from mansio.wire.topic_partition import TopicPartition
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from support.process import ServedBroker
 
@@ -182,6 +182,61 @@ def test_a_batch_whose_results_are_written_is_not_processed_again_after_a_crash(
     assert state(broker_process, topic).lag == 0
     if job.topic is not None:
         assert {one.key for one in contents(job.bootstrap_servers, job.topic)} == {b"key"}
+
+
+CHANGING = """
+from pathlib import Path
+from mansio.spark import work
+
+PLACE = Path({place!r})
+
+def change(row):
+    number = int(row.value)
+    mark = PLACE / f"{{row.offset}}-{{row.delivery_count}}"
+    calls = 1 if not mark.exists() else 1 + int(mark.read_text())
+    mark.write_text(str(calls))
+    if number % 10 == 7 and calls in (1, 3) and row.delivery_count == 1:
+        raise ValueError("the first call of an evaluation fails")
+    if number % 10 == 3 and calls == 2:
+        raise ValueError("the second call fails")
+    return {{"value": b"done %d" % number}} if "value" in {schema!r} else {{"number": number}}
+
+def transform(frame):
+    return work.apply(frame, change, schema={schema!r})
+"""
+"""A function with another outcome in its second call for the same delivery."""
+
+
+@pytest.mark.full
+@pytest.mark.row("S13")
+@pytest.mark.parametrize("target", ["topic", "table", "directory"])
+def test_rows_that_spark_processes_again_while_results_are_written_have_one_result_and_none_is_lost(
+    spark: SparkSession,
+    broker_process: ServedBroker,
+    job: PipelineJob,
+    topic_name: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+) -> None:
+    """Spark processes rows of a persisted DataFrame again if it has lost an executor, or ran a task twice."""
+    job = into(job, target, topic_name("out"), tmp_path)
+    schema = "value binary" if target == "topic" else "number int"
+    (tmp_path / "once.py").write_text(CHANGING.format(place=str(tmp_path / "marks"), schema=schema))
+    lost: list[DataFrame] = []
+
+    def results_after_a_loss(done: DataFrame, *given: Any, **named: Any) -> DataFrame:
+        if len(lost) < 2:
+            lost.append(done.unpersist())
+        return results_of(done, *given, **named)
+
+    monkeypatch.setattr("mansio.pipelines.work_sink.results_of", results_after_a_loss)
+    run_pipeline(spark, job)
+    assert len(lost) == 2, "the batch was processed again, because some rows failed only in the second call"
+    run_pipeline(spark, job)
+    assert numbers_in(spark, job) == [*range(RECORDS)]
+    found = state(broker_process, job.inputs[0])
+    assert (found.lag, found.dead) == (0, 0)
 
 
 @pytest.mark.full

@@ -115,11 +115,13 @@ def lease(
     """Lease records of a share group once, and keep the leases while the block runs.
 
     >>> with mansio.spark.lease(spark, "images", "resize", options, max_records=1_000) as leased:
-    ...     done = mansio.spark.work.apply(leased.frame, resize, schema="value binary").persist()
-    ...     done.where("error IS NULL").write.format("parquet").mode("append").save("resized")
-    ...     leased.acknowledge(failed=done)
+    ...     done = mansio.spark.work.apply(leased.frame, resize, schema="small binary")
+    ...     done.drop("value").write.parquet("resized")
+    ...     leased.acknowledge(failed=spark.read.parquet("resized"))
 
-    `options`: options of a stream with `shareGroup`, `kafka.bootstrap.servers` among them, except the subscription.
+    The failures are read from what was written, because Spark may evaluate `done` again, even if it is persisted, and
+    other rows may fail then. `options`: options of a stream with `shareGroup`, `kafka.bootstrap.servers` among them,
+    except the subscription.
     Leaving the block without `acknowledge` releases the records. What was written before `acknowledge` is written again
     if the program ends between both: at least once.
 

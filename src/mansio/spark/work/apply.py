@@ -88,8 +88,8 @@ def apply(
     process may take in addition to that of the worker. `timeout_ms`: maximum duration of a call; with it, all calls are
     isolated.
 
-    Spark evaluates a DataFrame for each action, and calls the function again then: `persist()` the result if more than
-    one action uses it. Raises `ConfigError` for an invalid argument."""
+    Spark evaluates a DataFrame for each action, and calls the function again then. `persist()` makes this rare, but
+    Spark may lose what it has persisted with an executor. Raises `ConfigError` for an invalid argument."""
     _check_choice("kind", kind, KINDS)
     _check_choice("isolate", isolate, ISOLATIONS)
     if isinstance(on_error, str):
