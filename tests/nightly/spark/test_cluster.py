@@ -21,6 +21,7 @@ from support.seeds import chosen_seed
 from system.spark.archives import assert_archived
 from system.spark.test_backfill import rows
 from system.spark.test_cluster import ClusterJob, KilledJobs, bare_python
+from system.spark.test_cluster_workers import KilledWorkers
 from system.spark.test_pipelines_document import examples
 from system.spark.test_run_table_kills import FILE as ROWS
 from system.spark.topics import contents, create, publish
@@ -94,9 +95,21 @@ def test_table_jobs_on_a_cluster_killed_twenty_times_have_every_row_once(
     )
 
 
-def kill_at_random(jobs: KilledJobs) -> None:
+@pytest.mark.timeout(TIMEOUT_S)
+def test_workers_on_a_cluster_killed_twenty_times_have_each_result_once(
+    spark_cluster: SparkCluster,
+    broker_process: ServedBroker,
+    topic_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    jobs = KilledWorkers(spark_cluster, broker_process, topic_name("in"), tmp_path)
+    kill_at_random(jobs, jobs.kill_broker)
+
+
+def kill_at_random(jobs: KilledJobs, *more: Callable[[random.Random], None]) -> None:
+    """Kill executors, workers and drivers, and do `more`, in a random order."""
     dice = random.Random(chosen_seed())
-    kinds = (jobs.kill_executor, jobs.kill_executor, jobs.kill_worker, jobs.kill_drivers)
+    kinds = (jobs.kill_executor, jobs.kill_executor, jobs.kill_worker, jobs.kill_drivers, *more)
     try:
         jobs.start("--trigger", "0.1")
         for number in range(KILLS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,6 +132,29 @@ def test_records_are_leased_once_for_several_actions(
         counts = {row.offset: row.delivery_count for row in leased.frame.collect()}
         assert counts == {7: 3, **dict.fromkeys(range(12, 20), 2)}
         assert leased.acknowledge() == 9
+
+
+@pytest.mark.full
+def test_tasks_run_at_the_same_time_when_failures_are_collected(spark: SparkSession, tmp_path: Path) -> None:
+    place, deadline_s = tmp_path, scaled(DEADLINE_S)
+
+    def wait_for_the_other(row: Any) -> int:
+        (place / str(row.partition)).touch()
+        end = time.monotonic() + deadline_s
+        while not (place / str(1 - row.partition)).exists():
+            if time.monotonic() > end:
+                raise TimeoutError("the other task has not begun")
+            time.sleep(0.05)
+        raise work.Reject("both have begun")
+
+    frame = spark.range(2, numPartitions=2).selectExpr(
+        "'t' AS topic", "cast(id AS int) AS partition", "id AS offset"
+    )
+    done = work.apply(frame, wait_for_the_other, schema="n int").persist()
+    try:
+        assert {one.reason for one in failures_of(done)} == {"Reject: both have begun"}
+    finally:
+        done.unpersist()
 
 
 @pytest.mark.full

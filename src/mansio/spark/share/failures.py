@@ -55,7 +55,8 @@ def failures_of(frame: DataFrame) -> list[RecordFailure]:
     failed = frame.where("error IS NOT NULL").select(
         "topic", "partition", "offset", "error.action", "error.delay_ms", "error.kind", "error.message"
     )
-    rows = failed.limit(FAILURES_MAX + 1).collect()
+    # Without an order Spark would evaluate the tasks of a limit a few at a time.
+    rows = failed.orderBy("topic", "partition", "offset").limit(FAILURES_MAX + 1).collect()
     if len(rows) > FAILURES_MAX:
         raise ConfigError(
             f"more than {FAILURES_MAX} records of a batch failed: correct the function, or lower maxRecordsPerTrigger"
