@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from support.spark_cluster import SparkCluster
 
     TopicName = Callable[[str], str]
-    JobPair = Callable[["SparkCluster", "ServedBroker", str, "Path"], tuple["ClusterJob", "ClusterJob"]]
+    MakeJobs = Callable[["SparkCluster", "ServedBroker", str, "Path"], tuple["ClusterJob", ...]]
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(1_800)]
 
@@ -106,7 +106,7 @@ def fill(broker: ServedBroker, topic: str, begin: int, end: int) -> None:
 
 
 class KilledJobs:
-    """Two jobs over a topic that grows, and what is killed meanwhile. `pair`: makes the jobs; `check`: whether their
+    """Jobs over a topic that grows, and what is killed meanwhile. `make_jobs`: makes the jobs; `check`: whether their
     targets are complete.
     """
 
@@ -116,20 +116,20 @@ class KilledJobs:
         broker: ServedBroker,
         topic: str,
         place: Path,
-        pair: JobPair = job_pair,
+        make_jobs: MakeJobs = job_pair,
         check: Callable[[ServedBroker, str, Path], None] = assert_complete,
     ) -> None:
         self._cluster, self._broker, self._place, self._check = cluster, broker, place, check
         self._topic = create(broker.bootstrap_servers, topic, PARTITIONS)
         self._published = 0
-        self._jobs = pair(cluster, broker, self._topic, place)
+        self._jobs = make_jobs(cluster, broker, self._topic, place)
         self.running: list[PipelineProcess] = []
 
     def start(self, *more: str, records_max: int = BATCH) -> None:
         self.running = [job.start("--skip-check", *more, records_max=records_max) for job in self._jobs]
 
     def publish_and_wait(self, records: int = 10 * BATCH) -> None:
-        """Return when both jobs have completed a batch of the new records, and others are left."""
+        """Return when all jobs have completed a batch of the new records, and others are left."""
         before = [one.batches for one in self.running]
         fill(self._broker, self._topic, self._published, self._published + records)
         self._published += records
@@ -154,7 +154,7 @@ class KilledJobs:
         self.start("--trigger", "0.1")
 
     def finish(self) -> int:
-        """Run both jobs to the end, in few batches; returns the number of records, which both targets have once."""
+        """Run the jobs to the end, in few batches; returns the number of records, which all targets have once."""
         for one in self.running:
             one.kill()
         self.start("--once", records_max=100 * BATCH)

@@ -5,9 +5,6 @@ through crashes between any two steps of a batch.
 from __future__ import annotations
 
 import dataclasses
-import random
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,16 +15,14 @@ from mansio.iceberg.result_table.table import TableTarget
 from mansio.pipelines.run import PipelineFailed, PipelineJob, run_pipeline
 from mansio.pipelines.work_sink import StoredFailures, results_of
 from mansio.spark.share import failures
-from mansio.wire.internal_records.dead_letter_headers import REASON_HEADER
 from mansio.wire.topic_partition import TopicPartition
 from support.waiting import wait_until
 from system.spark.streams import DEADLINE_S
-from system.spark.test_kills import TIMEOUT_S, Job
 from system.spark.test_run_table import table_of
 from system.spark.topics import contents, create, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -56,22 +51,6 @@ def transform(frame):
     return work.apply(frame, once, schema={schema!r})
 """
 """A function that succeeds once for each record: a second call would fail."""
-
-HALVE = """
-import os
-from mansio.spark import work
-
-def halve(row):
-    number = int(row.value)
-    if number == 150:
-        os._exit(9)
-    if number % 10 == 7:
-        raise ValueError("seven")
-    return {"number": number // 2}
-
-def transform(frame):
-    return work.apply(frame, halve, schema="number int")
-"""
 
 
 def prepare(broker: ServedBroker, topic: str, records: int, limit: int = 5) -> None:
@@ -256,77 +235,3 @@ def test_a_second_input_and_a_result_without_its_columns_are_refused(
     )
     with pytest.raises(ConfigError, match="no column offset"):
         run_pipeline(spark, dataclasses.replace(job, file=str(tmp_path / "less.py")))
-
-
-class Workers(Job):
-    """A pipeline of a share group into a table, as a process of its own."""
-
-    def __init__(self, broker: ServedBroker, topic: str, place: Path) -> None:
-        super().__init__(broker, topic, place)
-        (place / "halve.py").write_text(HALVE)
-
-    @property
-    def job(self) -> PipelineJob:
-        """The same pipeline as a function."""
-        return PipelineJob(
-            file=str(self.place / "halve.py"),
-            name="halve",
-            bootstrap_servers=self.broker.bootstrap_servers,
-            checkpoint=str(self.place / "checkpoints" / "halve"),
-            inputs=(self.source,),
-            table=TableTarget("ns.halves", str(self.place / "lake")),
-            share_group=self.source,
-            stops_when_caught_up=True,
-        )
-
-    def words(self) -> list[str]:
-        words = ["run", "halve.py", "--topic", self.source, "--share-group", self.source]
-        return [*words, "--to-table", "ns.halves", "--warehouse", "lake"]
-
-
-@pytest.fixture
-def workers(
-    broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
-) -> Iterator[Workers]:
-    job = Workers(broker_process, topic_name("in"), tmp_path / "place")
-    yield job
-    for process in job.started:
-        process.kill()
-
-
-@pytest.mark.full
-@pytest.mark.row("S13")
-@pytest.mark.timeout(TIMEOUT_S)
-def test_workers_killed_in_the_middle_go_on_and_have_each_result_once(
-    spark: SparkSession, broker_process: ServedBroker, workers: Workers
-) -> None:
-    count = 200
-    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
-        configs = {
-            "share.auto.offset.reset": "earliest",
-            "mansio.retry.backoff.ms": "0",
-            "share.delivery.count.limit": "4",
-        }
-        client.admin.alter_group_config(workers.source, configs)
-    values = [(None, b"%d" % number) for number in range(count)]
-    publish(broker_process.bootstrap_servers, workers.source, values, partition=0)
-    workers.start()
-    workers.started[0].wait_for_batches(1)
-    time.sleep(random.uniform(0, 1))  # the point of the kill, not a wait for anything
-    workers.started[0].kill()
-
-    def is_done() -> bool:
-        with suppress(PipelineFailed):  # a worker that a row has ended: `local[2]` repeats no task
-            run_pipeline(spark, workers.job)  # each run delivers a record once
-        return bool(state(broker_process, workers.source).lag == 0)
-
-    wait_until(is_done, TIMEOUT_S, "all records are done")
-    found = sorted(table_of(workers.job).scan().to_arrow()["number"].to_pylist())
-    assert found == sorted(number // 2 for number in range(count) if number % 10 != 7 and number != 150)
-    dead = count // 10 + 1
-    wait_until(lambda: state(broker_process, workers.source).dead == dead, DEADLINE_S, "dead letters")
-    reasons = {
-        dict(one.headers)[REASON_HEADER]
-        for one in contents(broker_process.bootstrap_servers, f"dlq.{workers.source}")
-    }
-    assert reasons == {b"ValueError: seven", b"ProcessDied: the process ended with status 9"}
