@@ -8,6 +8,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mansio.errors import MansioError
 from tools import public_api
 
 if TYPE_CHECKING:
@@ -171,15 +172,15 @@ def _errors() -> Iterator[str]:
 def _error_table(kinds: list[Any]) -> str:
     lines = ["| error | base | code | HTTP | retry | meaning |", "|---|---|---|---|---|---|"]
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
-        retry = "yes" if kind.retriable else ""
+        is_error_of_mansio = issubclass(kind, MansioError)  # others are raised by users
+        retry = "yes" if is_error_of_mansio and kind.retriable else ""
+        codes = f"{kind.kafka_code} | {kind.http_status}" if is_error_of_mansio else " | "
         base = kind.__bases__[0].__name__
         meaning = _joined(inspect.getdoc(kind)).replace("|", "\\|")
         for member in public_api.members(kind):
             if member.docstring and member.name in vars(kind) and kind.__name__ != "MansioError":
                 meaning += f" `{member.name}`: {_joined(member.docstring)}"
-        lines.append(
-            f"| `{kind.__name__}` | `{base}` | {kind.kafka_code} | {kind.http_status} | {retry} | {meaning} |"
-        )
+        lines.append(f"| `{kind.__name__}` | `{base}` | {codes} | {retry} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

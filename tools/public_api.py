@@ -26,17 +26,31 @@ MODULES = (
     "mansio.serde",
     "mansio.spark",
     "mansio.spark.functions",
+    "mansio.spark.work",
     "mansio.testing",
 )
 
 PUBLIC_MEMBERS = {
     "ArchiveTable": {"iceberg", "name", "topic", "topic_id"},
+    "BackfilledRange": {"pipeline", "times", "topics"},
+    "ResultTable": {"iceberg", "name"},
+    "RewriteReport": {
+        "bytes_after",
+        "bytes_before",
+        "files_conflicting",
+        "files_replaced",
+        "files_written",
+        "manifests_after",
+        "manifests_before",
+        "rows",
+    },
     "Selection": {"partitions", "starts", "ends", "from_us", "to_us"},
+    "TimeRange": {"from_ms", "to_ms"},
     "TableVersion": {"at_ms", "snapshot_id", "ends", "is_latest"},
 }
 """Classes that users mostly pass on; their other members serve the Spark jobs and are private."""
 
-CONSTRUCTED = {"BlockingSerde", "EmbeddedBroker", "Serde", "TestBroker"}
+CONSTRUCTED = {"BlockingSerde", "DeadLetterAnalysis", "EmbeddedBroker", "Serde", "TestBroker"}
 """Classes with an `__init__` of their own that users call; objects of the others come from methods."""
 
 SYNTAX = {

@@ -1,12 +1,13 @@
-"""The user's pipeline file: a Python file with one function on DataFrames.
+"""The user's function on DataFrames: in a pipeline file, or given as a function.
 
-The file defines one of
+It is one of
 * `transform(frame) -> DataFrame`: `frame` has the records of all topics given on the command line;
 * `pipeline(spark, read) -> DataFrame`: for joins and several inputs; `read("flights")` returns the records of a topic
   as a stream, with options of the source as keywords.
 
 Invariants:
-* The file is executed on the driver; its functions are pickled by value, so workers do not need the file.
+* A file is executed on the driver; its functions are pickled by value, so workers do not need the file.
+* A function with two parameters is `pipeline`, any other one is `transform`.
 * An error in the file is reported with file name and line number.
 """
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    PipelineSource = str | Callable[..., DataFrame]
+    """A pipeline file, or the function itself."""
     ReadTopic = Callable[..., DataFrame]
     BuildDataFrame = Callable[[SparkSession, ReadTopic], DataFrame]
 
@@ -59,34 +62,54 @@ def load_pipeline_file(path: str) -> ModuleType:
     return module
 
 
-def dataframe_builder(path: str, topics: tuple[str, ...], *, is_streaming: bool = True) -> BuildDataFrame:
-    """Load the pipeline file and return the function that builds its DataFrame. `topics`: the input of `transform`.
-    `is_streaming`: whether the DataFrames are streams, otherwise they are batches.
+def source_name(source: PipelineSource) -> str:
+    """Return the name of the user's function for messages: the path of its file, or its own name."""
+    return source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
+
+
+def dataframe_builder(
+    source: PipelineSource, topics: tuple[str, ...], *, is_streaming: bool = True
+) -> BuildDataFrame:
+    """Return the function that builds the DataFrame of a pipeline. `topics`: the input of `transform`. `is_streaming`:
+    whether the DataFrames are streams, otherwise they are batches. Raises `PipelineFileError`.
     """
-    module = load_pipeline_file(path)
-    if callable(getattr(module, "transform", None)):
-        if not topics:
-            raise PipelineFileError(f"{path} defines transform(frame), so the topics have to be given")
-        return lambda _spark, read: _call_user_function(
-            path, module, module.transform, (read(",".join(topics)),), is_streaming=is_streaming
+    if isinstance(source, str):
+        module = load_pipeline_file(source)
+        _pickle_by_value(module)
+        path, is_transform = source, callable(getattr(module, "transform", None))
+        function = module.transform if is_transform else module.pipeline
+    else:
+        path, function = inspect.getsourcefile(source) or source_name(source), source
+        is_transform = len(inspect.signature(source).parameters) != len(("spark", "read"))
+    name = source_name(source)
+    if not is_transform:
+        return lambda spark, read: _call_user_function(
+            name, path, function, (spark, read), is_streaming=is_streaming
         )
-    return lambda spark, read: _call_user_function(
-        path, module, module.pipeline, (spark, read), is_streaming=is_streaming
+    if not topics:
+        raise PipelineFileError(f"{name} defines transform(frame), so the topics have to be given")
+    return lambda _spark, read: _call_user_function(
+        name, path, function, (read(",".join(topics)),), is_streaming=is_streaming
     )
 
 
+def _pickle_by_value(module: ModuleType) -> None:
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # PySpark types no cloudpickle
+
+
 def _call_user_function(
+    name: str,
     path: str,
-    module: ModuleType,
     function: Callable[..., object],
     arguments: tuple[object, ...],
     *,
     is_streaming: bool,
 ) -> DataFrame:
-    from pyspark import cloudpickle
+    """`name`: of the function for messages; `path`: of the file in which it is."""
     from pyspark.sql import DataFrame
 
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # PySpark types no cloudpickle
     try:
         inspect.signature(function).bind(*arguments)
         frame = function(*arguments)
@@ -96,11 +119,11 @@ def _call_user_function(
         raise PipelineFileError(error_location(error, path)) from error
     if not isinstance(frame, DataFrame):
         raise PipelineFileError(
-            f"{path}: {function.__name__} returned {type(frame).__name__}, not a DataFrame"
+            f"{name}: {function.__name__} returned {type(frame).__name__}, not a DataFrame"
         )
     if is_streaming and not frame.isStreaming:
         raise PipelineFileError(
-            f"{path}: {function.__name__} returned a DataFrame that is no stream: use what it got"
+            f"{name}: {function.__name__} returned a DataFrame that is no stream: use what it got"
         )
     return frame
 

@@ -35,16 +35,15 @@ from mansio.pipelines.checkpoint import (
     bind_checkpoint,
     checkpoint_directory,
     completed_batch,
-    planned_digest,
     query_id,
     start_of_first_batch,
 )
-from mansio.pipelines.pipeline_file import dataframe_builder
+from mansio.pipelines.pipeline_file import dataframe_builder, source_name
 from mansio.pipelines.pipeline_progress import BatchProgress, PipelineProgress, progress_of_batch
 from mansio.pipelines.progress_listener import ProgressListener, offsets_in
 from mansio.pipelines.restarts import run_with_restarts
 from mansio.spark.options import format_aligned_inputs, parse_count
-from mansio.spark.session.addresses import is_connect
+from mansio.spark.session.addresses import is_connect, spark_settings
 from mansio.spark.source.offsets import latest_offsets
 from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_available_now
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
@@ -59,10 +58,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from mansio.iceberg.result_table.commit import QueryBatch
     from mansio.iceberg.result_table.table import ResultTable, TableTarget
     from mansio.pipelines.batch_watch import RunningBatch
     from mansio.pipelines.checkpoint import CheckpointDirectory
+    from mansio.pipelines.pipeline_file import PipelineSource
     from mansio.pipelines.pipeline_metrics import PipelineMetrics
     from mansio.pipelines.work_sink import WorkSink
     from mansio.spark.source.offsets import Offsets
@@ -90,9 +89,13 @@ class PipelineFailed(MansioError):
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """Options of one pipeline run. Exactly one target is given: `topic`, `table` (Iceberg) or `path` (a directory)."""
+    """Options of one pipeline run. Exactly one target is given: `topic`, `table` (Iceberg) or `path` (a directory).
 
-    file: str
+    `file`: path of the pipeline file, or in its place the function `transform(frame)` or `pipeline(spark, read)`.
+    `checkpoint`: directory of Spark's checkpoint.
+    """
+
+    file: PipelineSource
     name: str
     bootstrap_servers: str
     checkpoint: str
@@ -215,8 +218,8 @@ def _build_result(spark: SparkSession, job: PipelineJob) -> tuple[_PipelineInput
             result = build(spark, inputs.read)
             if inputs.read_options != first.read_options:
                 raise ConfigError(
-                    f"{job.file} reads other inputs when its function is called again: with a limit of records the"
-                    " function has to read the same ones each time"
+                    f"{source_name(job.file)} reads other inputs when its function is called again: with a limit of"
+                    " records the function has to read the same ones each time"
                 )
     except PySparkException as error:
         raise PipelineFailed(failure_reason(str(error))) from error
@@ -225,7 +228,7 @@ def _build_result(spark: SparkSession, job: PipelineJob) -> tuple[_PipelineInput
 
         check_result_columns(result)
     if not inputs.ids:
-        raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
+        raise ConfigError(f"{source_name(job.file)} reads no topic: use the function read that it is given")
     return inputs, result
 
 
@@ -378,7 +381,7 @@ class _PipelineOutput:
         elif job.topic is not None:
             writer = _topic_writer(job, job.topic, to_record_columns(self._result))
         elif self.table is not None:
-            writer = self._result.writeStream.foreachBatch(self._table_sink(self.table))
+            writer = self._result.writeStream.foreachBatch(self._table_sink())
         else:
             writer = self._result.writeStream.format("parquet").option("path", job.path)
         return (
@@ -405,8 +408,10 @@ class _PipelineOutput:
                 _topic_options(job, job.topic), job.bootstrap_servers, job.checkpoint, job.exactly_once
             )
         elif self.table is not None:
-            identify = partial(_identify_batch, job.checkpoint)
-            target = ResultTableTarget(self.table, self._table_sink(self.table), identify)
+            from mansio.pipelines.table_writer import identify_batch
+
+            identify = partial(identify_batch, job.checkpoint)
+            target = ResultTableTarget(self.table, self._table_sink(), identify)
         else:
             assert job.path is not None
             target = DirectoryTarget(job.path)
@@ -419,38 +424,13 @@ class _PipelineOutput:
             to_columns=to_record_columns if job.topic is not None else _same,
         )
 
-    def _table_sink(self, table: ResultTable) -> Callable[[DataFrame, int], None]:
+    def _table_sink(self) -> Callable[[DataFrame, int], None]:
         """Return the function that writes a batch to the table. Raises the errors of `open_result_table`."""
-        target = self._job.table
-        assert target is not None
-        identify = partial(_identify_batch, self._job.checkpoint)
-        if not target.key:
-            from mansio.spark.sink.append_sink import AppendSink
+        from mansio.pipelines.table_writer import table_sink
 
-            return AppendSink(table, identify)
-        from mansio.iceberg.result_table.table import open_dead_letter_table
-        from mansio.spark.sink.upsert_sink import NULL_KEY_DEAD_LETTER, UpsertSink
-
-        dead_letters = None
-        if target.on_null_key == NULL_KEY_DEAD_LETTER:
-            dead_letters = open_dead_letter_table(target, spark_settings(self._spark))
-        return UpsertSink(
-            table,
-            identify,
-            order_by=target.order_by,
-            on_null_key=target.on_null_key,
-            dead_letters=dead_letters,
-        )
-
-
-def _identify_batch(checkpoint_location: str, spark: SparkSession, batch_id: int) -> QueryBatch:
-    """Return the identity of a batch of a query that has started. Called where the batch runs: with Spark Connect on
-    the server.
-    """
-    from mansio.iceberg.result_table.commit import QueryBatch
-
-    checkpoint = checkpoint_directory(spark, checkpoint_location)
-    return QueryBatch(query_id(checkpoint), batch_id, planned_digest(checkpoint, batch_id))
+        assert self.table is not None
+        assert self._job.table is not None
+        return table_sink(self._spark, self.table, self._job.table, self._job.checkpoint)
 
 
 def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStreamWriter:
@@ -484,13 +464,6 @@ def _topic_options(job: PipelineJob, topic: str) -> dict[str, str]:
 
 def _same(frame: DataFrame) -> DataFrame:
     return frame
-
-
-def spark_settings(spark: SparkSession) -> dict[str, str]:
-    """Return the settings of the session and of its application. Those that Spark Connect shows are both."""
-    if is_connect(spark):
-        return dict(spark.conf.getAll)
-    return {**dict(spark.sparkContext.getConf().getAll()), **spark.conf.getAll}
 
 
 def _report_until_end(

@@ -166,7 +166,7 @@ def test_checkpoint_continues_in_another_directory_and_with_another_master(
     assert run_pipeline(spark, job).records == 100
     publish(servers, source, [(b"%d" % number, b"%d" % number) for number in range(100, 150)])
     moved = shutil.move(job.checkpoint, tmp_path / "elsewhere")
-    words = ["run", job.file, "--topic", source, "--to", str(job.topic), "--name", job.name, "--once"]
+    words = ["run", str(job.file), "--topic", source, "--to", str(job.topic), "--name", job.name, "--once"]
     words += ["--checkpoint", str(moved), "--master", spark_cluster.master, "-b", servers]
     words += ["--skip-check", *spark_cluster.settings(1)]
     process = PipelineProcess(tmp_path, words, {"SPARK_LOCAL_IP": "127.0.0.1"})

@@ -38,10 +38,11 @@ from mansio.iceberg.result_table.backfill_ranges import (
 from mansio.iceberg.result_table.data_file_writer import write_rows
 from mansio.iceberg.result_table.table import open_result_table
 from mansio.pipelines.backfilling.backfilled_table import known_ranges
-from mansio.pipelines.pipeline_file import dataframe_builder
+from mansio.pipelines.pipeline_file import dataframe_builder, source_name
 from mansio.pipelines.restarts import run_with_restarts
-from mansio.pipelines.run import PipelineFailed, failure_reason, spark_settings
+from mansio.pipelines.run import PipelineFailed, failure_reason
 from mansio.spark.options import SourceOptions
+from mansio.spark.session.addresses import spark_settings
 from mansio.spark.sink.result_schema import to_iceberg_schema
 from mansio.spark.source.offsets import (
     earliest_offsets,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from mansio.iceberg.result_table.table import ResultTable, TableTarget
+    from mansio.pipelines.pipeline_file import PipelineSource
 
 STREAM_OPTION_PREFIXES: Final = ("starting", "ending", "maxoffsets", "minoffsets", "maxtrigger", "pipeline")
 """Options of `read` that belong to a stream; a backfill ignores them."""
@@ -65,12 +67,12 @@ STREAM_OPTION_PREFIXES: Final = ("starting", "ending", "maxoffsets", "minoffsets
 
 @dataclass(frozen=True, slots=True)
 class BackfillJob:
-    """Options of one backfill. `warehouse`, `catalog`: where the archives of the topics are; without a warehouse only
-    the log is read. `whole_topics`: topics that are read from their beginning instead of from the begin of the range,
-    as for a table that is joined.
+    """Options of one backfill. `file`: path of the pipeline file, or in its place its function. `warehouse`, `catalog`:
+    where the archives of the topics are; without a warehouse only the log is read. `whole_topics`: topics that are read
+    from their beginning instead of from the begin of the range, as for a table that is joined.
     """
 
-    file: str
+    file: PipelineSource
     name: str
     bootstrap_servers: str
     times: TimeRange
@@ -127,7 +129,7 @@ def _backfill_once(spark: SparkSession, job: BackfillJob) -> BackfillReport:
     except PySparkException as error:
         raise PipelineFailed(failure_reason(str(error))) from error
     if not inputs.sources:
-        raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
+        raise ConfigError(f"{source_name(job.file)} reads no topic: use the function read that it is given")
     wanted = BackfilledRange(job.name, tuple(sorted(inputs.sources)), job.times)
     settings = spark_settings(spark)
     update = with_range(known_ranges(job.table, settings), wanted, job.table.name, extends=job.extends)

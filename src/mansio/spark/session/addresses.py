@@ -1,4 +1,4 @@
-"""Addresses of Spark masters and Spark Connect servers, and the kind of a session."""
+"""Addresses of Spark masters and Spark Connect servers, and the kind and the settings of a session."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ def require_reachable(url: str) -> None:
 def is_connect(spark: SparkSession) -> bool:
     """Whether this is a Spark Connect session, whose driver is a server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def spark_settings(spark: SparkSession) -> dict[str, str]:
+    """Return the settings of the session and of its application. Those that Spark Connect shows are both."""
+    if is_connect(spark):
+        return dict(spark.conf.getAll)
+    return {**dict(spark.sparkContext.getConf().getAll()), **spark.conf.getAll}
 
 
 def is_remote(spark: SparkSession) -> bool:

@@ -6,6 +6,6 @@
 """
 
 from mansio.spark.work.apply import apply
-from mansio.spark.work.errors import Reject, Retry, RowErrors
+from mansio.spark.work.errors import ProcessDied, Reject, Retry, RowErrors, TimedOut
 
-__all__ = ["Reject", "Retry", "RowErrors", "apply"]
+__all__ = ["ProcessDied", "Reject", "Retry", "RowErrors", "TimedOut", "apply"]

@@ -36,7 +36,7 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, delay_ms: int = GROUP_BACKOFF_MS) -> None:
         super().__init__(reason)
-        self.delay_ms = delay_ms
+        self.delay_ms: int = delay_ms
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_retry, (str(self), self.delay_ms)
@@ -52,8 +52,8 @@ class RowErrors(Exception):
 
     def __init__(self, errors: Mapping[int, BaseException], results: Any) -> None:
         super().__init__(f"{len(errors)} rows failed")
-        self.errors = dict(errors)
-        self.results = results
+        self.errors: dict[int, BaseException] = dict(errors)
+        self.results: Any = results
 
 
 class RowError(NamedTuple):
