@@ -45,6 +45,7 @@ EXPECTED = {
     "run-table": "4 records in 1 batch, into table flights.delays",
     "last.py": "",
     "run-update": "4 records in 1 batch, into table flights.last",
+    "several-outputs": "",
     "archive": "4 records",
     "departures": "",
     "backfill": "mansio.late_flights: 2 rows of 2013-01-01T00:00:00Z to 2013-02-01T00:00:00Z",
@@ -66,6 +67,7 @@ EXPECTED = {
     "trace-report": "desk",
     "lag": "mansio.pipeline.archive-flights",
     "release": "HELD",
+    "job-function": "4 records, 0 behind",
 }
 
 IN_A_SHELL = ("flights", "rights", "orders", "schema-check", "dead-letters")
@@ -126,6 +128,7 @@ def test_the_examples_of_the_document_work_in_their_order(
         code = re.sub(r'(--warehouse |")lake\b', rf"\g<1>{tmp_path}/lake", code)
         # Spark's JVM has another working directory.
         code = code.replace('"checkpointLocation", "', f'"checkpointLocation", "{tmp_path}/')
+        code = code.replace('"checkpoints/', f'"{tmp_path}/checkpoints/')
         if name.endswith(".py"):
             (tmp_path / name).write_text(code)
         elif language == "python":
